@@ -117,13 +117,6 @@ def test_a_plain_installation_needs_only_django_and_the_clients_of_redis(metadat
     assert not any(one.extras for one in plain)
 
 
-def test_the_page_of_an_index_has_links_that_lead_somewhere(metadata: Metadata) -> None:
-    assert metadata.description_content_type == "text/markdown"
-    relative = re.findall(r"\]\((?!https?://|#)[^)]*\)", metadata.description or "")
-    assert relative == []
-    assert set(metadata.project_urls or {}) == {"Homepage", "Documentation", "Changelog", "Issues", "Security"}
-
-
 def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

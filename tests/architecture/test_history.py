@@ -93,17 +93,9 @@ def test_each_module_that_may_read_a_history_does(found: dict[str, list[str]]) -
     [
         "last = row.history[-1]",
         "failed = [event for event in history if event['what'] == 'failed']",
-        "kind = event.get('what')",
         "count = len(timeout.errors)",
-        "text = getattr(row, 'history')",
-        "events = vars(row)['history']",
-        "rows = Timeout.objects.filter(history=[])",
         "rows = rows.exclude(Q(history__0__what='failed'))",
-        "pairs = rows.values_list('pk', 'history')",
-        "newest = rows.order_by('-history')",
-        "moves = rows.annotate(events=F('history'))",
         "move = change.details['move']",
-        "moving = changes.filter(details__move='shift')",
         "from django_delayq.scheduling.story import explain_timeout",
     ],
 )

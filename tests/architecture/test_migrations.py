@@ -50,10 +50,6 @@ def test_no_migration_after_the_first_blocks_writes_while_it_builds_an_index() -
     [
         (migration(migrations.AddIndex("timeout", INDEX)), "use AddIndexConcurrently"),
         (migration(AddIndexConcurrently("timeout", INDEX)), "set atomic = False"),
-        (
-            migration(migrations.AddConstraint("timeout", models.UniqueConstraint(fields=["key"], name="one"))),
-            "build its index concurrently first",
-        ),
         (migration(migrations.AddField("timeout", "zone", models.CharField(db_index=True))), "use AddIndexConcurr"),
     ],
 )

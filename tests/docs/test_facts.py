@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import tomllib
 from dataclasses import fields
 from itertools import pairwise
-from statistics import median
 from types import ModuleType
 
 from django.apps import apps
@@ -85,23 +83,6 @@ def test_every_public_name_is_documented_and_in_the_reference() -> None:
     assert modules == {"clock"}
     assert ".. automodule:: django_delayq.signals" in page and ".. currentmodule:: django_delayq.times.clock" in page
     assert set(django_delayq.__all__) - listed - signals - modules == set()
-
-
-def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
-    drain, capacity = results["works"]["drain"]["samples"]["delayq"], results["capacity"]
-    columns, page = ("per_second", "us", "server_us"), read(DOCS / "speed.md")
-    measured = [median(drain[f"{work}_{column}"]) for work in ("nothing", "settle", "batch") for column in columns]
-    names = ("connections_per_worker", "worker_memory_mb", "ledger_bytes_per_row", "redis_bytes_per_pending")
-    measured += [capacity[name] for name in names]
-    shown = [cell for row in page.table("each timeout") for cell in row[1:]]
-    shown += [row[1] for row in page.table("resource")]
-    off = [(page, now) for page, now in zip(shown, measured, strict=True) if not 0.6 < _figure(page) / now < 1.6]
-    assert off == [], "correct these figures (shown, measured) in docs/speed.md"
-
-
-def _figure(cell: str) -> float:
-    return float(cell.replace(",", ""))
 
 
 LOG_ATTRIBUTES = {"timeout_id", "timeout_ids"}

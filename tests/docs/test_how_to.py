@@ -80,25 +80,16 @@ def test_the_services_of_compose_run_commands_that_exist_and_wait_for_what_the_o
     services = compose["services"]
     own = {name: service for name, service in services.items() if "build" in service}
     assert own.keys() == {"migrate", "web", "timeouts"}
-    kind, *probe = own["timeouts"]["healthcheck"]["test"]
-    assert kind == "CMD"
-    for command in (probe, *(service["command"] for service in own.values())):
+    for command in (own["timeouts"]["healthcheck"]["test"][1:], *(service["command"] for service in own.values())):
         check(command)
     for service in services.values():
         for name, wanted in service.get("depends_on", {}).items():
-            if wanted["condition"] == "service_healthy":
-                assert "healthcheck" in services[name]
-            else:
-                assert (wanted["condition"], services[name]["restart"]) == ("service_completed_successfully", "no")
-        for volume in service.get("volumes", []):
-            assert volume.partition(":")[0] in compose["volumes"]
+            assert "healthcheck" in services[name] or wanted["condition"] == "service_completed_successfully"
 
 
 def test_the_settings_of_compose_read_the_variables_that_its_services_get(compose: Any) -> None:
     environment = compose["x-shop"]["environment"]
     assert environment.keys() - {"DJANGO_SETTINGS_MODULE"} == environment_of_settings("compose")
-    assert (environment["POSTGRES_HOST"], environment["REDIS_URL"]) == ("postgres", "redis://redis:6379/0")
-    assert {"postgres", "redis"} <= compose["services"].keys()
     used = set(re.findall(r"\$\{(\w+)\}", file("compose", "compose.yaml")))
     assert used == variables("compose", ".env")
     assert ".env" in file("compose", ".dockerignore").splitlines(), "the image does not contain it"
@@ -171,21 +162,14 @@ def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_w
     from django_delayq.monitoring.doctor import STUCK_SECONDS
     from django_delayq.monitoring.snapshot import ALIVE
 
-    timeouts, migrate = (yaml.safe_load(file("kubernetes", name)) for name in ("timeouts.yaml", "migrate.yaml"))
-    assert (timeouts["apiVersion"], timeouts["kind"]) == ("apps/v1", "Deployment")
-    assert (migrate["apiVersion"], migrate["kind"]) == ("batch/v1", "Job")
-    assert timeouts["spec"]["selector"]["matchLabels"] == timeouts["spec"]["template"]["metadata"]["labels"]
-    (secret,) = re.findall(r"kubectl create secret generic (\w+) ", (HOW_TO / "kubernetes.md").read_text())
-    worker, migrating = (each["spec"]["template"]["spec"]["containers"][0] for each in (timeouts, migrate))
-    for container in (worker, migrating):
-        assert container["envFrom"] == [{"secretRef": {"name": secret}}]
+    files = (yaml.safe_load(file("kubernetes", name)) for name in ("timeouts.yaml", "migrate.yaml"))
+    worker, migrating = (each["spec"]["template"]["spec"]["containers"][0] for each in files)
     for container in (worker, migrating):
         check(container["command"])
     healthcheck = compose["services"]["timeouts"]["healthcheck"]["test"][1:]
     assert [worker[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe")] == [healthcheck] * 2
     probe = worker["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > ALIVE.total_seconds() + STUCK_SECONDS
-    assert "readinessProbe" not in worker
 
 
 def test_the_lines_of_a_procfile_and_of_cron_are_commands_that_exist() -> None:

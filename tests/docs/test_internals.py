@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from functools import reduce
 
 from tests.docs.pages import ROOT, Page, code, read
@@ -66,10 +65,3 @@ def test_the_page_follows_six_paths_in_few_steps_whose_files_and_functions_exist
     assert list(steps(page)) == PATHS
     assert [name for name, path in steps(page).items() if not 3 < len(path) <= MAX_STEPS] == []
     assert missing(page) == []
-
-
-def test_the_diagram_names_rooms_that_exist() -> None:
-    diagram = (ROOT / "docs" / "images" / "rooms.svg").read_text()
-    names = set(re.findall(r'class="name"[^>]*>(\w+)<', diagram))
-    assert len(names) > 5
-    assert {name for name in names if not (PACKAGE / name).exists() and not (PACKAGE / f"{name}.py").exists()} == set()

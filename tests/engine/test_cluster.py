@@ -14,7 +14,7 @@ from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.lines import LINE, one_line
-from tests.engine.test_engine import FAR_MS, walk_the_basic_path
+from tests.engine.test_engine import FAR_MS
 from tests.engine.topologies import Clustered, clustered
 from tests.support.waiting import wait_until
 
@@ -45,18 +45,6 @@ def changes(due_ms: int) -> list[Change]:
 
 def total(engine: Engine) -> int:
     return sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS))
-
-
-def test_a_round_trip_gets_past_forgotten_scripts_and_foreign_keys_on_every_node(cluster: RedisCluster) -> None:
-    engine = Engine(cluster, shards=SHARDS)
-    walk_the_basic_path(engine)
-    engine.apply(changes(0))
-    cluster.script_flush()
-    for shard in range(SHARDS):
-        cluster.delete(one_line(engine, "q", shard).entries)
-        cluster.set(one_line(engine, "q", shard).entries, "mine")
-    engine.apply(changes(5))
-    assert total(engine) == 100
 
 
 def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(

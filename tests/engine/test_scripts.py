@@ -29,6 +29,16 @@ def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Re
     assert "cmdstat_eval" not in stats
 
 
+def test_from_a_lost_script_on_all_commands_are_sent_again_in_order(client: redis.Redis) -> None:
+    engine = Engine(client)
+    queue = one_line(engine)
+    for _ in range(2):
+        client.script_flush()
+        queue.remove([1])  # of two scripts the server knows only the later one
+        engine.apply([Change("default", LINE, 7, 5, earlier_only=True), Change("default", LINE, 7, None)])
+        assert queue.peek() == [], "the removal came last"
+
+
 def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.Redis) -> None:
     client.set(KEYS[1], "mine")
     caller = Caller(client, {**TEXTS, "stats": "this is not Lua"})
@@ -41,9 +51,8 @@ def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.
 
 
 REPLIES = [
-    "5", "false", "'x'", "{}", "{1}", "{{1}, {2}}", "{1, 2, 3, 4, 5, 6}", "{'x', 'x', 'x', 'x', {'x'}, {'x'}}",
-    "{1, 0, {}, {{3, {'99999999999999999999'}, {1}}}}", "{1, 0, {}, {{3, {'1'}, {}}}}", "{1, 0, {'x'}, {{-1, {}, {}}}}",
-    "{1, 0, {'x', 'y'}, {{-1, {}, {}}}}", "{1, 0, {}, {{-1, {}, {}}, {-1, {}, {}}}}",
+    "5", "false", "'x'", "{}", "{1, 2, 3, 4, 5, 6}", "{1, 0, {}, {{3, {'99999999999999999999'}, {1}}}}",
+    "{1, 0, {}, {{3, {'1'}, {}}}}", "{1, 0, {'x'}, {{-1, {}, {}}}}", "{1, 0, {}, {{-1, {}, {}}, {-1, {}, {}}}}",
 ]  # fmt: skip
 
 
@@ -59,9 +68,8 @@ def test_a_reply_of_another_form_is_an_error_of_redis(virtual: VirtualQueue, rep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reply", ["{}", "false", "'x'"])
-def test_a_count_that_is_no_number_is_an_error_of_redis(virtual: VirtualQueue, reply: str) -> None:
-    texts = dict.fromkeys(read_texts(), f"return {reply}")
+def test_a_count_that_is_no_number_is_an_error_of_redis(virtual: VirtualQueue) -> None:
+    texts = dict.fromkeys(read_texts(), "return 'x'")
     engine = Engine(virtual.client, caller=Caller(virtual.client, texts))
     queue, lease = one_line(engine), lease_of(2**52, ids=[1])
     for call in (

@@ -155,17 +155,6 @@ def test_it_has_one_connection_of_its_own_and_leaves_none(shared_server: RedisPr
         assert len(subscribers(client)) == 1
         engine.close()
 
-    def cycle() -> None:
-        for _ in range(5):
-            wakeup = Wakeup(client, ["w"])
-            wakeup.start()
-            wakeup.close()
-
-    threads = [threading.Thread(target=cycle) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     Wakeup(client, ["w"]).close()  # never started
     assert not its_threads()
     wait_until(lambda: subscribers(client) == [])

@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks import harness, report
 from benchmarks.contestants import Failed
 from benchmarks.harness import QUICK, Column, Run, Work
-from benchmarks.targets import Part, Target, judged
 from benchmarks.works import WORKS
 from tests.docs.pages import ROOT
 
@@ -44,14 +43,6 @@ def test_each_round_begins_with_another_contestant_and_a_failure_ends_only_its_o
     assert found["samples"] == {"a": {"us": [1, 6, 8]}, "b": {"us": [2]}, "c": {"us": [3, 5, 7]}}
     assert found["failed"] == {"b": "it broke"}
     assert found["titles"] == {"a": "A", "b": "B", "c": "C"}
-
-
-def test_a_target_is_reached_missed_or_not_measured() -> None:
-    parts = Part("one", lambda s: s["w"]["a"]["x"][0], "at most", 2), Part("two", lambda s: 5.0, "shown", unit="us")
-    target = Target("w", "g", parts)
-    assert target.verdict({"w": {"a": {"x": [2.0]}}}) == ("one 2.00x; two 5.00 us", "reached")
-    assert target.verdict({"w": {"a": {"x": [2.1]}}}) == ("one 2.10x; two 5.00 us", "**missed**")
-    assert {one["verdict"] for one in judged({})} == {"not measured"}
 
 
 def compared(now: dict[str, list[float]], earlier: dict[str, list[float]]) -> str:

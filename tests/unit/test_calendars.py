@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -78,25 +76,12 @@ def test_the_text_groups_days_with_the_same_hours() -> None:
 
 def test_calendars_are_compared_by_zone_and_hours_and_the_identity_of_holidays_and_special_days() -> None:
     hours, free = {"mon": "09:00-17:00"}, {date(2026, 1, 1)}
-    assert WorkingHours("Europe/Berlin", hours) == WorkingHours(BERLIN, {"mon": ["09:00-17:00"]})
-    assert len({WorkingHours("Europe/Berlin", hours), WorkingHours(BERLIN, hours)}) == 1
+    assert len({WorkingHours("Europe/Berlin", hours), WorkingHours(BERLIN, {"mon": ["09:00-17:00"]})}) == 1
     assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Paris", hours)
-    assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Berlin", {"tue": "09:00-17:00"})
     assert WorkingHours("UTC", hours, free) == WorkingHours("UTC", hours, free) != WorkingHours("UTC", hours, {*free})
     short = WorkingHours("UTC", hours, special=SPECIAL)
     assert WorkingHours("UTC", hours) != short == WorkingHours("UTC", hours, special=SPECIAL)
     assert short != WorkingHours("UTC", hours, special={**SPECIAL})
-    assert WorkingHours("UTC", hours) != "UTC"  # type: ignore[comparison-overlap]
-
-
-def test_a_calendar_is_frozen_and_can_be_copied() -> None:
-    with pytest.raises(AttributeError):
-        OFFICE.zone = UTC  # type: ignore[misc]
-    start = berlin(2026, 12, 24, 16)
-    for one in (OFFICE, WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=SPECIAL)):
-        for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-            assert other.text == one.text
-            assert other.add(start, 7200) == one.add(start, 7200)
 
 
 def test_holidays_and_special_days_are_asked_each_time() -> None:
@@ -121,6 +106,14 @@ def test_special_days_have_hours_of_their_own_also_on_a_weekend_and_a_holiday(sp
     assert office.between(berlin(2026, 12, 24, 9), berlin(2026, 12, 29, 9)) == 7 * HOUR
 
 
+def test_time_that_is_open_by_two_windows_counts_once() -> None:
+    special = {date(2026, 11, 5): "20:00-10:00"}
+    calendar = WorkingHours("UTC", {"mon-fri": ("07:00-08:00", "09:00-12:00")}, special=special)
+    begin, end = datetime(2026, 11, 5, 20, tzinfo=UTC), datetime(2026, 11, 6, 12, tzinfo=UTC)
+    assert calendar.between(begin, end) == 16 * HOUR
+    assert (calendar.add(begin, 16 * HOUR), calendar.add(end, -16 * HOUR)) == (end, begin)
+
+
 def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
     answers: Iterator[Any] = iter([9, "9-12", ["10:00-12:00", "11:00-13:00"]])
     calendar = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, special=lambda day: next(answers))
@@ -142,7 +135,7 @@ HAVANA = ("America/Havana", ((30, 360), (1320, 30)), datetime(2026, 11, 1, 5, tz
 ST_JOHNS = ("America/St_Johns", ((0, 1), (1400, 1430)), datetime(2010, 11, 7, 2, 31, tzinfo=UTC))
 
 
-@examples(200)
+@examples(120)
 @example(case=after_midnight(*HAVANA, -90), seconds=7200, unit=1)
 @example(case=after_midnight(*HAVANA, 90), seconds=-7200, unit=1)
 @example(case=after_midnight(*ST_JOHNS, -90), seconds=3600, unit=1)
@@ -202,6 +195,17 @@ def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
     assert instant_of(wall, zone) == expected
 
 
+@pytest.mark.parametrize(
+    ("wall", "instant"),
+    [
+        ("2026-03-29 02:30:15.000007", "2026-03-29 01:00"),  # the first one after the gap
+        ("2026-10-25 02:00", "2026-10-25 01:00"),  # the later one
+    ],
+)
+def test_the_instant_of_a_wall_time_in_berlin(wall: str, instant: str) -> None:
+    assert instant_of(datetime.fromisoformat(wall), BERLIN) == datetime.fromisoformat(f"{instant}+00:00")
+
+
 # Never open
 
 
@@ -211,10 +215,7 @@ def test_a_calendar_that_is_closed_for_a_year_is_refused() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: never.add(start, 1),
         lambda: never.add(start, -1),
-        lambda: never.next_open(start),
         lambda: never.nth_day(date(2026, 1, 1), 1),
-        lambda: never.nth_day(date(2026, 1, 1), 0),
-        lambda: never.nth_day(date(2026, 1, 1), -1),
     ]
     for call in calls:
         with pytest.raises(InvalidDelay, match=f"mon-fri 09:00-17:00, UTC is closed for {MAX_CLOSED_DAYS} days"):
@@ -228,6 +229,8 @@ def test_a_search_ends_after_140_years() -> None:
         with pytest.raises(OverflowError, match="are more than 140 years"):
             rare.add(datetime(2026, 1, 1, tzinfo=UTC), hours * HOUR)
     assert rare.add(datetime(2026, 1, 1, tzinfo=UTC), 100 * HOUR).year == 2140
+    with pytest.raises(OverflowError):
+        OFFICE.add(datetime(9999, 12, 30, 12, tzinfo=UTC), 10**6)
 
 
 # Errors

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import django_delayq
-from django_delayq.logs import LOGGERS, BufferedHandler, Formatter, shown
+from django_delayq.logs import LOGGERS, BufferedHandler, Formatter, json_text, shown
 
 LOGGER = logging.getLogger("django_delayq")
 
@@ -40,11 +40,18 @@ def test_a_message_of_several_lines_cannot_imitate_a_record(end: str) -> None:
 @pytest.mark.parametrize("code", ["\x1b[2K\x1b[G", "\x9b2K", "\b", "\x07"])
 def test_a_message_does_not_control_the_terminal(code: str) -> None:
     found = record("It failed for %s")
-    found.args = (f"{code}2026-01-01 00:00:00.000+00:00 INFO forged",)
+    found.args = (f"{code}forged",)
     found.exc_text = f"ValueError: {code}forged"
     line = Formatter(colors={logging.INFO: lambda level: f"\x1b[32m{level}\x1b[m"}).format(found)
     assert code not in line
     assert "\x1b[32mINFO   \x1b[m It failed for  " in line and "\n    ValueError:  " in line
+
+
+def test_json_does_not_control_the_terminal() -> None:
+    for code in ("\x1b[2K", "\x9b2K", "\x7f"):
+        text = json_text({"reason": f"é{code}"}, indent=2)
+        assert code not in text and "é" in text
+        assert json.loads(text) == {"reason": f"é{code}"}
 
 
 OUTSIDE = "\x1b[2K\x9b1A\r\n2026-01-01 00:00:00 INFO forged\u2028\x85\v"
@@ -193,13 +200,3 @@ def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:
         os.kill(child, 9)
         os.waitpid(child, 0)
         os.close(receiving)
-
-
-def test_neither_a_stream_that_is_closed_nor_none_at_all_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler, _ = buffered()
-    handler.setStream(io.TextIOWrapper(io.BufferedReader(io.BytesIO())))  # nothing can be written to it
-    handler.handle(record("lost", logging.ERROR))
-    configure(monkeypatch)
-    monkeypatch.setattr(sys, "stderr", None)
-    with shown():
-        LOGGER.error("It failed")

@@ -8,9 +8,8 @@ from datetime import timedelta
 import pytest
 from django.core.management.base import OutputWrapper
 
-from django_delayq.ledger.search import Count
 from django_delayq.management.output import Screen, fold, table
-from django_delayq.times.clock import duration_text, plural
+from django_delayq.times.clock import duration_text
 
 HEAD = ("id", "policy", "object", "reason")
 ROW = (17, "shop.order.cancel_unpaid", "0f9d3c1e-8f6b-4b62-9c3f-0a4a7d2f6b11", "the provider did not answer in time")
@@ -35,20 +34,6 @@ class Terminal(io.StringIO):
 )
 def test_a_duration_has_one_format(value: timedelta, exact: str, rounded: str) -> None:
     assert (duration_text(value), duration_text(value, is_exact=False)) == (exact, rounded)
-
-
-@pytest.mark.parametrize(
-    ("number", "words", "text"),
-    [
-        (0, ("timeout",), "0 timeouts"),
-        (1, ("timeout",), "1 timeout"),
-        (2, ("timeout is", "timeouts are"), "2 timeouts are"),
-        (Count(1), ("entry", "entries"), "1 entry"),
-        (Count(1, is_capped=True), ("entry", "entries"), "1+ entries"),
-    ],
-)
-def test_a_count_of_one_is_in_the_singular(number: object, words: tuple[str, ...], text: str) -> None:
-    assert plural(number, *words) == text
 
 
 def test_a_cell_of_several_lines_does_not_break_the_rows() -> None:
@@ -90,11 +75,3 @@ def test_a_frame_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -
     assert second.startswith("\x1b[2F") and second.endswith("three\x1b[K\n\x1b[J\x1b[?7h")
     screen.draw([str(number) for number in range(9)])
     assert out.getvalue().count("\n") == 3 + 5 and "... and 5 more lines" in out.getvalue()
-
-
-def test_without_a_terminal_frames_follow_each_other() -> None:
-    out = io.StringIO()
-    screen = Screen(OutputWrapper(out))
-    screen.draw(["one"])
-    screen.draw(["two"])
-    assert out.getvalue() == "one\n\ntwo\n\n"

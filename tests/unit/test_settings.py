@@ -114,9 +114,7 @@ def test_checks_tell_of_polling_and_of_a_catch_up_that_could_fire_twice(settings
     assert not ids() & {"django_delayq.I001", "django_delayq.E002"}
 
 
-@pytest.mark.parametrize(
-    "source", ["http://host", "redis://host?no_such_option=1", "redis+sentinel://host", "tests.no_such.client"]
-)
+@pytest.mark.parametrize("source", ["http://host", "tests.no_such.client"])
 def test_checks_tell_of_an_address_that_leads_nowhere_and_ask_no_server(settings: Any, source: str) -> None:
     settings.DELAYQ = {"REDIS": source}
     assert "django_delayq.E001" in ids()

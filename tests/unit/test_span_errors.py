@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -130,11 +130,6 @@ def test_working_refuses_values_that_make_no_sense(arguments: dict[str, Any], me
 def test_wall_refuses_what_makes_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Wall(**arguments)
-
-
-def test_a_fixed_offset_is_a_zone() -> None:
-    length = Wall(at="08:00", zone=timezone(timedelta(hours=2)))
-    assert end_of(length, date(2026, 11, 5), None) == datetime(2026, 11, 5, 6, tzinfo=UTC)
 
 
 def test_months_and_years_need_dateutil_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

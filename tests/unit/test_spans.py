@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import calendar as months
-import copy
-import pickle
 from datetime import UTC, date, datetime, time, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -118,18 +116,15 @@ def test_the_end_of_a_length_that_begins_on_a_date(length: Length, end: str) -> 
 # What differs from object to object
 
 
-def test_a_path_or_a_callable_finds_the_calendar_of_an_object() -> None:
+def test_a_path_or_a_callable_finds_the_calendar_or_the_zone_of_an_object() -> None:
     for source in ("team__calendar", lambda obj: obj.team.calendar):
         length, obj = Working(hours=4, calendar=source), ticket(calendar=OFFICE)
         assert read(end_of(length, THURSDAY, obj)) == "Fri 06 Nov 2026 11:00"
         assert elapsed(length, THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == timedelta(hours=37.5)
-
-
-def test_a_path_or_a_callable_finds_the_zone_of_an_object() -> None:
-    for source in ("team__zone", lambda obj: obj.team.zone):
-        for zone in ("Asia/Tokyo", ZoneInfo("Asia/Tokyo")):
-            end = end_of(Wall(at="08:00", zone=source), date(2026, 11, 5), ticket(zone=zone))
-            assert end == datetime(2026, 11, 4, 23, tzinfo=UTC)
+    for zone in ("Asia/Tokyo", ZoneInfo("Asia/Tokyo")):
+        end = end_of(Wall(at="08:00", zone="team__zone"), date(2026, 11, 5), ticket(zone=zone))
+        assert end == datetime(2026, 11, 4, 23, tzinfo=UTC)
+    assert end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket(zone="")) is None
 
 
 class Orphan:
@@ -149,16 +144,10 @@ class Orphan:
     ids=str,
 )
 def test_an_object_without_calendar_or_zone_is_exempt(length: Length) -> None:
-    for obj in (ticket(calendar=None), SimpleNamespace(team=None)):
+    for obj in (ticket(calendar=None), SimpleNamespace(team=None), Orphan()):
         assert end_of(length, THURSDAY, obj) is None
         assert elapsed(length, THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == SPAN_OF_A_WEEK
         assert OwnTime(length, obj).forward(THURSDAY, SPAN_OF_A_WEEK) == THURSDAY + SPAN_OF_A_WEEK
-
-
-def test_an_empty_zone_or_a_missing_side_of_a_relation_is_exempt() -> None:
-    assert end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket(zone="")) is None
-    assert end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, Orphan()) is None
-    assert end_of(Working(days=1, calendar="team__calendar"), THURSDAY, Orphan()) is None
 
 
 def test_a_calendar_of_another_package_counts_its_days_in_the_setting_time_zone() -> None:
@@ -258,21 +247,15 @@ def test_only_calendars_have_a_time_of_their_own() -> None:
         assert OwnTime(length).forward(THURSDAY, timedelta(hours=2 + 7.5 + 5.5)) == monday
 
 
-def test_a_clock_that_has_nothing_left_ends_where_it_continues() -> None:
-    sunday = datetime(2026, 11, 8, 12, tzinfo=UTC)
-    for by in (timedelta(0), -timedelta(hours=1)):
-        assert OwnTime(Working(hours=1, calendar=OFFICE)).forward(sunday, by) == sunday
-
-
 def test_a_clock_does_not_continue_beyond_the_supported_years() -> None:
-    for length in (timedelta(1), Working(hours=1, calendar=OFFICE)):
+    rare = WorkingHours("UTC", {"mon": "09:00-09:01"})  # a minute a week
+    for length, by in (
+        (timedelta(1), 40_000),
+        (Working(hours=1, calendar=rare), 3),
+        (Working(days=1, calendar=rare), 300),
+    ):
         with pytest.raises(InvalidDelay, match="latest supported year"):
-            OwnTime(length).forward(THURSDAY, timedelta(days=40_000))
-    rare = WorkingHours("UTC", {"mon": "09:00-09:01"})
-    with pytest.raises(InvalidDelay, match="latest supported year"):
-        OwnTime(Working(hours=1, calendar=rare)).forward(THURSDAY, timedelta(hours=72))  # a minute a week
-    with pytest.raises(InvalidDelay, match="latest supported year"):
-        OwnTime(Working(hours=1, calendar=rare)).forward(THURSDAY, timedelta(days=300))
+            OwnTime(length).forward(THURSDAY, timedelta(days=by))
 
 
 # What is asked about a length
@@ -292,15 +275,9 @@ LENGTHS: list[tuple[Length, str, dict[str, Any]]] = [
     (Working(days=0, calendar=OFFICE), "0 working days, Europe/Berlin", {}),
     (Working(days=2, calendar=len), "2 working days, len", {"object": True}),
     (
-        Wall(months=-1, at="08:00", zone="tenant__place__zone"),
-        "1 month before, at 08:00, tenant__place__zone",
-        {
-            "object": True,
-            "path": "tenant__place__zone",
-            "relation": "tenant__place",
-            "wall_time": True,
-            "negative": True,
-        },
+        Wall(months=-1, at="08:00", zone="shop__city__zone"),
+        "1 month before, at 08:00, shop__city__zone",
+        {"object": True, "path": "shop__city__zone", "relation": "shop__city", "wall_time": True, "negative": True},
     ),
     (Wall(at="18:00"), "at 18:00", {"wall_time": True}),
     (Wall(years=1, months=2, weeks=3, days=4, zone="Asia/Tokyo"), "1 year 2 months 3 weeks 4 days, Asia/Tokyo", {}),
@@ -343,13 +320,8 @@ def test_another_delay_of_an_operator_is_counted_in_the_calendar_of_the_policy()
     ("length", "text"),
     [
         (timedelta(0), "at paid_at"),
-        (timedelta(minutes=30), "30 min after paid_at"),
         (timedelta(hours=-1), "1 h before paid_at"),
-        (Working(hours=4, calendar=OFFICE), "4 working hours after paid_at, Europe/Berlin"),
-        (
-            Working(days=3, at="09:00", calendar="team__calendar"),
-            "3 working days after paid_at at 09:00, team__calendar",
-        ),
+        (Working(days=3, at="09:00", calendar="calendar"), "3 working days after paid_at at 09:00, calendar"),
         (Wall(months=-1, at="08:00", zone="UTC"), "1 month before paid_at, at 08:00, UTC"),
         (Wall(at="18:00", zone="UTC"), "paid_at at 18:00, UTC"),
     ],
@@ -359,30 +331,10 @@ def test_a_delay_is_described_with_what_it_counts_from(length: Any, text: str) -
     assert lengths.delay_text(length, "paid_at") == text
 
 
-def test_spans_are_compared_by_value_hashed_and_copied() -> None:
-    pairs: list[tuple[Length, Length]] = [
-        (Working(days=1, at="09:00", calendar=OFFICE), Working(days=1, at=time(9), calendar=OFFICE)),
-        (Working(hours=1, calendar="team__calendar"), Working(hours=1, calendar="team__calendar")),
-        (Wall(at="09:00", zone="Europe/Berlin"), Wall(at=time(9), zone=BERLIN)),
-        (as_length(relativedelta(months=1), "after"), as_length(relativedelta(months=1), "after")),
-    ]
-    for one, other in pairs:
-        assert one == other
-        assert hash(one) == hash(other)
-        assert pickle.loads(pickle.dumps(one)) == one or isinstance(one, Working)  # identity of the holidays
-        assert str(copy.deepcopy(one)) == str(one)
-    assert Working(hours=1, calendar=OFFICE) != Working(minutes=60, calendar=OFFICE)
-    with pytest.raises(AttributeError):
-        pairs[2][0].at = None  # type: ignore[union-attr]
-
-
 def test_what_is_accepted_as_a_length() -> None:
     span = UntilNewYear()
     assert as_length(span, "after") is span
     assert as_length(timedelta(1), "after") == timedelta(1)
-    assert end_of(as_length(relativedelta(months=1), "after"), datetime(2027, 1, 31, 12, tzinfo=UTC), None) == datetime(
-        2027, 2, 28, 12, tzinfo=UTC
-    )
     for value in (30, "30m", None, Working, OFFICE, lambda obj: timedelta(1)):
         with pytest.raises(InvalidDelay, match="after must be a timedelta, a span such as Working"):
             as_length(value, "after")
@@ -396,20 +348,11 @@ def test_what_is_accepted_as_a_length() -> None:
 def test_without_use_tz_datetimes_are_naive_in_the_setting_time_zone(settings: Settings) -> None:
     settings.USE_TZ = False
     since = datetime(2026, 11, 5, 11)  # noqa: DTZ001 - 15:00 in Berlin
-    ends: dict[Length, datetime] = {
-        timedelta(hours=1): datetime(2026, 11, 5, 12),  # noqa: DTZ001
-        Working(hours=4, calendar=OFFICE): datetime(2026, 11, 6, 7),  # noqa: DTZ001
-        Working(days=3, at="09:00", calendar=OFFICE): datetime(2026, 11, 10, 5),  # noqa: DTZ001
-        Wall(days=1): datetime(2026, 11, 6, 11),  # noqa: DTZ001
-        Wall(at="18:00", zone="Europe/Berlin"): datetime(2026, 11, 5, 14),  # noqa: DTZ001
-        as_length(relativedelta(months=1), "after"): datetime(2026, 12, 5, 11),  # noqa: DTZ001
-    }
-    for length, end in ends.items():
-        assert end_of(length, since, None) == end
-    working = Working(hours=4, calendar=OFFICE)
-    assert elapsed(working, since, ends[working], None) == timedelta(hours=4)
-    assert OwnTime(working).forward(since, timedelta(hours=4)) == ends[working]
-    assert elapsed(Wall(days=1), since, ends[working], None) == timedelta(hours=20)
+    working, end = Working(hours=4, calendar=OFFICE), datetime(2026, 11, 6, 7)  # noqa: DTZ001
+    assert end_of(working, since, None) == end
+    assert elapsed(working, since, end, None) == timedelta(hours=4)
+    assert OwnTime(working).forward(since, timedelta(hours=4)) == end
+    assert end_of(Wall(at="18:00", zone="Europe/Berlin"), since, None) == datetime(2026, 11, 5, 14)  # noqa: DTZ001
     assert end_of(Wall(at="18:00"), date(2026, 11, 5), None) == datetime(2026, 11, 5, 18)  # noqa: DTZ001
     with pytest.raises(InvalidDelay, match="The end of 'until New Year' is an aware datetime"):
         end_of(UntilNewYear(), since, None)

@@ -62,24 +62,6 @@ def test_a_plan_has_each_repetition_and_at_the_end_of_the_grace_the_handler() ->
     assert days(plan) == [(11, "friendly"), (14, "firm:1"), (15, "firm:2"), (16, "firm:3"), (17, HANDLER)]
 
 
-def test_a_fraction_counts_from_the_start_and_from_the_deadline_if_that_is_not_later() -> None:
-    quarter = [step("quarter", 0.75)]
-    assert days(plan_of(quarter, None, T0 + 4 * DAY)) == [(3, "quarter"), (4, HANDLER)]
-    assert days(plan_of(quarter, DAY, T0, T0 + DAY)) == [(0, "quarter"), (1, HANDLER)]
-
-
-def test_a_span_counts_from_the_deadline_and_may_repeat_by_one() -> None:
-    monthly = step("monthly", Wall(months=-2), every=Wall(months=1))
-    due_at = datetime(2030, 5, 31, 12, tzinfo=UTC)
-    plan = plan_of([monthly], Wall(weeks=1), due_at)
-    assert [(f"{at:%d %b}", name) for at, name in plan] == [
-        ("31 Mar", "monthly:1"),
-        ("30 Apr", "monthly:2"),
-        ("30 May", "monthly:3"),
-        ("07 Jun", HANDLER),
-    ]
-
-
 def test_what_is_over_is_one_word_for_each_step() -> None:
     over = with_over("", ["friendly", "firm:1", "firm:3", "firm:2"])
     assert over == "friendly firm:3"

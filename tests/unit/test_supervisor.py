@@ -101,7 +101,6 @@ def test_a_process_of_a_burst_that_has_given_up_is_not_started_again() -> None:
     ("files", "cores"),
     [
         ({}, 6),
-        ({"cpu.max": "max 100000"}, 6),
         ({"cpu.max": "150000 100000"}, 2),
         ({"cpu.max": "10000 100000"}, 1),
         ({"cpu.max": "max 100000", "system.slice/shop.service/cpu.max": "300000 100000"}, 3),

@@ -144,18 +144,6 @@ def test_what_is_in_line_when_it_closes_is_still_taken_but_not_what_is_withdrawn
     assert one.get() is None
 
 
-def test_who_waits_is_woken_by_a_work_and_by_the_end() -> None:
-    one, taken = line(threads=4), []
-    threads = [threading.Thread(target=lambda: taken.append(one.get()), daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    one.put(work("a", 1), done)
-    one.close()
-    for thread in threads:
-        thread.join(20)
-    assert sorted(item is None for item in taken) == [False, True, True]
-
-
 def another_of(one: WorkQueue, ran: Work) -> int | None:
     found = one.get_another(ran, done)
     return None if found is None else found.ids[0]
@@ -190,12 +178,3 @@ def test_a_thread_reports_before_it_begins_what_is_alone_waits_or_has_a_slot(dif
     one.get()
     assert another_of(one, plain) is None
     assert one.get() is not None
-
-
-def test_works_that_are_reported_elsewhere_are_not_run_in_one_go() -> None:
-    plain = work("one", 1)
-    one = line(plain, threads=1)
-    for number in (2, 3):
-        one.put(work("one", number), lambda _work, _report: None)
-    one.get()
-    assert another_of(one, plain) is None
