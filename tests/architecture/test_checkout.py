@@ -1,4 +1,4 @@
-"""No paths of a machine, no model change without a migration; only the ledger writes rows, only dialects ask for vendors."""
+"""No machine paths, no model change without a migration; only the ledger writes rows, only dialects know vendors."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from packaging.version import Version
 
 from tests.docs.pages import read
 from tools import matrix
-from tools.newest import find_version
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "django_delayq"
@@ -99,16 +98,6 @@ def test_the_wheel_works_where_the_checkout_is_not(wheel: Path, tmp_path: Path) 
     command = [sys.executable, "-c", USE_INSTALLED, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.timeout(300)
-def test_the_wheel_works_beside_the_lowest_releases_that_it_allows(wheel: Path, tmp_path: Path, redis_url: str) -> None:
-    """The stage `newest` of the suite runs on the newest ones, and `make matrix` tries out all combinations."""
-    combination = matrix.combinations()[0]
-    python = find_version(combination.python)
-    if python is None:
-        pytest.skip(f"there is no Python {combination.python}")
-    matrix.try_out(combination, python, wheel, tmp_path)
 
 
 def test_a_plain_installation_needs_only_django_and_the_clients_of_redis(metadata: Metadata) -> None:

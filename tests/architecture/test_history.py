@@ -86,18 +86,3 @@ def test_only_modules_that_display_read_a_history(found: dict[str, list[str]]) -
 
 def test_each_module_that_may_read_a_history_does(found: dict[str, list[str]]) -> None:
     assert DISPLAY.keys() - found.keys() == set()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "last = row.history[-1]",
-        "failed = [event for event in history if event['what'] == 'failed']",
-        "count = len(timeout.errors)",
-        "rows = rows.exclude(Q(history__0__what='failed'))",
-        "move = change.details['move']",
-        "from django_delayq.scheduling.story import explain_timeout",
-    ],
-)
-def test_a_reader_of_a_history_is_found(line: str) -> None:
-    assert reads(line)

@@ -36,17 +36,6 @@ def steps(page: Page) -> dict[str, list[tuple[str, list[str]]]]:
     return found
 
 
-def missing(page: Page) -> list[str]:
-    """Return the files and functions of the steps that do not exist."""
-    return [
-        f"{file}: {name}"
-        for path in steps(page).values()
-        for file, names in path
-        for name in names or [""]
-        if not _exists(file, name)
-    ]
-
-
 def _exists(file: str, name: str) -> bool:
     if not (PACKAGE / file).is_file():
         return False
@@ -64,4 +53,5 @@ def test_the_page_follows_six_paths_in_few_steps_whose_files_and_functions_exist
     page = read(PAGE)
     assert list(steps(page)) == PATHS
     assert [name for name, path in steps(page).items() if not 3 < len(path) <= MAX_STEPS] == []
-    assert missing(page) == []
+    named = [(file, name) for path in steps(page).values() for file, names in path for name in names or [""]]
+    assert [step for step in named if not _exists(*step)] == []

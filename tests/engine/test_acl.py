@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from redis.crc import key_slot
 
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
-from django_delayq.redis_clients.clients import WORKER, evicting_policy, make_client
+from django_delayq.redis_clients.clients import WORKER, make_client
 from django_delayq.worker.sweep import try_claim_turn
 from tests.engine.lines import one_line
 from tests.engine.redis_process import RedisProcess
-from tests.engine.test_engine import walk_the_basic_path
-from tests.engine.topologies import SERVICE, SentinelProcess, clustered
+from tests.engine.topologies import SERVICE, SentinelProcess
 
 pytestmark = pytest.mark.slow
 
@@ -93,29 +91,6 @@ def test_no_rule_is_there_in_vain(client: redis.Redis, url: str, rule: str) -> N
     with contextlib.suppress(EngineError, AssertionError):
         use_everything(url, client)
     assert refused(client), "the library never needed it"
-
-
-def test_what_is_told_of_memory_takes_one_rule_more(client: redis.Redis, url: str) -> None:
-    engine = Engine(make_client(url, WORKER))
-    for more, lacking in ([], {"info"}), (["+info"], set()):
-        admit(client, [*RULES, *more])
-        assert evicting_policy(engine.client) is None
-        assert refused(client) == lacking
-    engine.close()
-
-
-def test_a_cluster_takes_three_rules_more() -> None:
-    with clustered(replicas=False) as nodes, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(node.client()) for node in nodes.masters]
-        for client in clients:
-            admit(client, [*RULES, *ON_A_CLUSTER])
-        engine = Engine(make_client(nodes.url.replace("://", "://shop:secret@"), WORKER), prefix="delayq", shards=3)
-        nodes.migrating(key_slot(one_line(engine, "moving").entries.encode())).begin()
-        engine.ping()
-        one_line(engine, "moving").stats()  # it is not there, so the next node is asked
-        walk_the_basic_path(engine)
-        engine.close()
-        assert [refused(client) for client in clients] == [set()] * 3
 
 
 def test_sentinels_that_ask_for_a_login_are_asked_one_thing(client: redis.Redis, shared_server: RedisProcess) -> None:

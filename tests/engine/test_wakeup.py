@@ -142,19 +142,3 @@ def test_closing_takes_no_time_whatever_the_server_does(own_server: RedisProcess
         wakeup.close()
         if state == "server gone":
             own_server.start()
-
-
-def test_it_has_one_connection_of_its_own_and_leaves_none(shared_server: RedisProcess, client: redis.Redis) -> None:
-    with shared_server.client(max_connections=1) as limited:
-        engine = Engine(limited)
-        wakeup = engine.wakeup(["default"])
-        wakeup.start()
-        wakeup.start()
-        assert wakeup.wait(LONG)
-        engine.ping()
-        assert len(subscribers(client)) == 1
-        engine.close()
-
-    Wakeup(client, ["w"]).close()  # never started
-    assert not its_threads()
-    wait_until(lambda: subscribers(client) == [])

@@ -101,16 +101,6 @@ def test_the_first_works_of_a_policy_do_not_take_every_thread(clock: list[float]
     assert [next_of(one)[1] for _ in range(2)] == [3, 4], "now it is known that they are quick"
 
 
-def test_a_quick_policy_whose_work_hangs_does_not_get_the_last_thread(clock: list[float]) -> None:
-    one = line(threads=4)
-    lasted(one, "mostly quick", 0.01, clock, times=20)
-    for number in range(8):
-        one.put(work("mostly quick", number), done)
-    assert [next_of(one)[1] for _ in range(3)] == [0, 1, 2]
-    clock[0] += 1.1
-    assert is_kept(one)
-
-
 @pytest.mark.parametrize(("threads", "reserves_one"), [(1, True), (4, False)], ids=["one thread", "one policy"])
 def test_no_thread_is_kept_free_where_it_is_of_no_use(threads: int, reserves_one: bool, clock: list[float]) -> None:
     one = line(threads=threads, reserves_one=reserves_one)
