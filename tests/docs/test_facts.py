@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import tomllib
 from dataclasses import fields
@@ -16,6 +17,8 @@ from django.core.management import get_commands
 from django.dispatch import Signal
 
 import django_delayq
+from benchmarks import report
+from benchmarks.works import WORKS
 from django_delayq import Retry, checks, conf
 from django_delayq.arming import sync
 from django_delayq.engine.records import MAX_DUE_MS
@@ -23,7 +26,6 @@ from django_delayq.ledger import relations, subjects
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import OPERATIONS
 from django_delayq.rounds import memory
-from django_delayq.sql.dialects import MySQL
 from tests.docs.pages import ROOT, Page, code, pages, read
 
 DOCS = ROOT / "docs"
@@ -167,17 +169,19 @@ def test_versions_are_those_of_the_project() -> None:
     assert all(untested in _flat(read(page)) for page in (ROOT / "README.md", DOCS / "how-to" / "install.md"))
 
 
+def test_the_pages_with_figures_are_those_of_the_results() -> None:
+    """After a change of the text: `python -m benchmarks --report`."""
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    measured = [work for work in WORKS if work.key in results["works"]]
+    assert (DOCS / "benchmarks.md").read_text() == "\n".join(report.page(results, measured)) + "\n"
+    for page in report.WITH_FIGURES:
+        text = (ROOT / page).read_text()
+        assert report.BEGIN in text and report.with_figures(text, results) == text
+
+
 def test_the_extras_are_those_of_the_project() -> None:
     documented = {name for row in read(DOCS / "how-to" / "install.md").table("extra") for name in code(row[0])}
     assert documented == PROJECT["project"]["optional-dependencies"].keys()
-
-
-def test_database_versions_are_those_that_the_check_demands() -> None:
-    mysql, mariadb = (".".join(map(str, MySQL.oldest[name])) for name in ("MySQL", "MariaDB"))
-    assert f"MySQL {mysql} or MariaDB {mariadb}" in _flat(read(ROOT / "README.md"))
-    assert f"MySQL {mysql} or newer, MariaDB {mariadb} or newer" in _flat(read(ROOT / "CHANGELOG.md"))
-    assert f"MySQL before {mysql}, MariaDB before {mariadb}" in _flat(read(DOCS / "beside.md"))
-    assert re.findall(r"\| M\w+(?: \(InnoDB\))? \| ([\d.]+) ", (DOCS / "databases.md").read_text()) == [mariadb, mysql]
 
 
 def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:

@@ -18,7 +18,6 @@ import yaml
 from tests.docs.pages import ROOT, read
 from tests.docs.test_commands import complaint_about, complaint_about_requirement
 from tests.docs.test_facts import PROJECT
-from tools.servers import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -136,25 +135,6 @@ def test_files_that_were_collected_are_served_without_the_development_server(tmp
 
     run("-m", "django", "collectstatic", "--noinput")
     assert run("-c", VISIT).split() == ["200", "200", "404", "404", "400"]
-
-
-@pytest.mark.parametrize("source", ["compose", "redis.conf"])
-def test_redis_starts_with_the_shown_options_and_does_not_evict(source: str, compose: Any, tmp_path: Path) -> None:
-    import redis
-
-    class Shown(RedisServer):
-        def command(self) -> list[str | Path]:
-            binary, *own = super().command()
-            if source == "compose":
-                return [binary, *own, *compose["services"]["redis"]["command"][1:]]
-            (self.home / "redis.conf").write_text(file("deploy", "redis.conf"))
-            return [binary, self.home / "redis.conf", *own]
-
-    if missing := Shown.missing():
-        pytest.skip(missing)
-    with Shown(tmp_path) as server, redis.Redis.from_url(server.url) as client:
-        values: Any = client.config_get("maxmemory-policy") | client.config_get("save")  # Redis 6.2 takes one name
-        assert values == {"maxmemory-policy": "noeviction", "save": ""}
 
 
 def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat(compose: Any) -> None:

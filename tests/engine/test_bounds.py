@@ -65,6 +65,19 @@ def test_deliveries_are_counted_up_to_fifteen_and_stay_within_their_lease(virtua
     assert virtual.queue.acknowledge(lease) == 7
 
 
+def test_of_a_lease_that_is_extended_twice_in_one_millisecond_only_the_last_one_holds(virtual: VirtualQueue) -> None:
+    virtual.queue.ensure([(1, virtual.now)])
+    first = virtual.queue.reserve(1, 1000).lease
+    assert first is not None
+    second, _ = virtual.queue.extend(first, 1000)
+    third, _ = virtual.queue.extend(second, 1000)
+    assert len({first, second, third}) == 3
+    for stale in (first, second):
+        assert virtual.queue.acknowledge(stale) == virtual.queue.release(stale, [(1, 0)]) == 0
+        assert virtual.queue.extend(stale, 1000) == (stale, 0)
+    assert virtual.queue.acknowledge(third) == 1
+
+
 def test_six_hundred_leases_in_one_millisecond_all_differ(virtual: VirtualQueue) -> None:
     virtual.queue.ensure([(id, virtual.now) for id in range(1, 641)])
     leases = [virtual.queue.reserve(1, 1000).lease for _ in range(640)]

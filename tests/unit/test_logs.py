@@ -171,16 +171,6 @@ def test_lines_are_written_together_soon_and_a_warning_at_once_behind_them() -> 
         assert stream.writes[1:] == ["three\nfour\n"]
 
 
-def test_processes_that_share_a_pipe_write_whole_lines_and_few_at_once() -> None:
-    handler, stream = buffered()
-    with handler.lock or threading.Lock():
-        for number in range(25):
-            handler.handle(record(str(number)))
-        handler.flush()
-    assert [text.count("\n") for text in stream.writes] == [10, 10, 5]
-    assert "".join(stream.writes).split() == [str(number) for number in range(25)]
-
-
 def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:
     handler, _ = buffered()
     receiving, sending = os.pipe()
@@ -200,3 +190,13 @@ def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:
         os.kill(child, 9)
         os.waitpid(child, 0)
         os.close(receiving)
+
+
+def test_neither_a_stream_that_is_closed_nor_none_at_all_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, _ = buffered()
+    handler.setStream(io.TextIOWrapper(io.BufferedReader(io.BytesIO())))  # nothing can be written to it
+    handler.handle(record("lost", logging.ERROR))
+    configure(monkeypatch)
+    monkeypatch.setattr(sys, "stderr", None)
+    with shown():
+        LOGGER.error("It failed")
