@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 import tomllib
@@ -54,14 +53,6 @@ def test_each_command_exists_with_its_options() -> None:
     complaints = {f"{place}: {line}": complaint_about(line) for place, line in commands()}
     assert len(complaints) > 100
     assert {line: complaint for line, complaint in complaints.items() if complaint} == {}
-
-
-def test_workflow_files_run_the_script_of_ci_and_commands_that_exist() -> None:
-    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    lines = [line for file in files for line in re.findall(r"^ +- run: (.+)$", file.read_text(), re.MULTILINE)]
-    assert lines == ["make matrix", ".ci/run"]
-    assert complaint_about(lines[0]) is None
-    assert os.access(ROOT / lines[1], os.X_OK)
 
 
 def test_the_options_of_the_worker_are_all_documented() -> None:

@@ -9,7 +9,6 @@ import json
 import re
 import tomllib
 from dataclasses import fields
-from itertools import pairwise
 from types import ModuleType
 
 from django.apps import apps
@@ -57,16 +56,6 @@ def test_states_and_causes_are_those_of_the_model_with_which_are_settled() -> No
     causes = {code(row[0])[0]: code(row[1]) for row in page.table("cause")}
     assert list(causes) == Timeout.Cause.values
     assert all(states[state] for settled in causes.values() for state in settled)
-
-
-def test_the_diagram_draws_every_state_and_no_other() -> None:
-    diagram = (DOCS / "images" / "life.svg").read_text()
-    arrows = re.findall(r'data-from="(\w*)" data-to="(\w+)"', diagram)
-    assert len(arrows) == diagram.count("<path") - 1, "each arrow but the tip names its states"
-    assert {state for arrow in arrows for state in arrow} - {""} == set(Timeout.State.values)
-    assert set(re.findall(r'class="name"[^>]*>(\w+)<', diagram)) == set(Timeout.State.values)
-    settled = {state.value for state in Timeout.State if state.is_settled}
-    assert {arrow for arrow in arrows if arrow[0] in settled} == {("dead", "cancelled"), ("dead", "pending")}
 
 
 def test_every_column_for_users_is_documented_and_exists() -> None:
@@ -144,17 +133,6 @@ def test_the_table_of_tests_has_every_folder() -> None:
     rows = read(ROOT / "CONTRIBUTING.md").table("folder", "what it tests")
     folders = {f"tests/{file.parent.name}" for file in (ROOT / "tests").glob("*/__init__.py")}
     assert {name for row in rows for name in code(row[0])} == folders
-
-
-def test_the_import_rules_are_shown_in_their_order() -> None:
-    contracts = PROJECT["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    heights = {name: height for height, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
-    (shown,) = [block.code for block in read(DOCS / "internals.md").blocks if block.language == "text"]
-    lines = [[heights[name] for name in re.findall(r"\w+", line)] for line in shown.splitlines() if "--" not in line]
-    shown_names = re.findall(r"\w+", shown.replace("no Django below", ""))
-    assert len(shown_names) == len(set(shown_names))
-    assert all(max(above) <= min(below) for above, below in pairwise(lines))
 
 
 def test_versions_are_those_of_the_project() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import redis
 
@@ -41,16 +39,6 @@ def test_one_reserve_looks_past_garbage_but_touches_a_thousand_members_at_most(v
     assert [reserved.discarded for reserved in found] == [1000, 1000, 500]
     assert [reserved.entries for reserved in found] == [(), (), (Entry(1, 1),)]
     assert found[0].next_due_ms == 0, "the caller learns that there is more at once"
-
-
-def test_garbage_is_told_once_for_each_queue(client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
-    engine = Engine(client, shards=2)
-    with caplog.at_level(logging.WARNING, "django_delayq.engine"):
-        for queue in [one_line(engine, "a"), one_line(engine, "a", 1), one_line(engine, "b")] * 3:
-            client.zadd(queue.entries, {"x": 1})
-            assert queue.reserve(1, 1000).discarded == 1
-    told = [(record.__dict__["event"], record.__dict__["queue"]) for record in caplog.records]
-    assert told == [("foreign_members", "a"), ("foreign_members", "b")]
 
 
 COMMANDS = {

@@ -36,14 +36,6 @@ def test_a_duration_has_one_format(value: timedelta, exact: str, rounded: str) -
     assert (duration_text(value), duration_text(value, is_exact=False)) == (exact, rounded)
 
 
-def test_a_cell_of_several_lines_does_not_break_the_rows() -> None:
-    reason = "IntegrityError: duplicate key\nDETAIL:  Key (id)=(\x1b[2J17) already exists.\r\n"
-    for width in (None, 60):
-        lines = table(HEAD, [(*ROW[:3], reason), ROW], width)
-        assert not any(control in line for line in lines for control in "\n\r\x1b"), width
-    assert "duplicate key DETAIL" in table(HEAD, [(*ROW[:3], reason)])[1]
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_a_table_fits_the_terminal_and_loses_nothing(width: int) -> None:
     lines = table(HEAD, [ROW, ROW], width)

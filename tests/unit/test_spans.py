@@ -42,22 +42,6 @@ def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedel
     return OwnTime(length, obj).elapsed(start, end)
 
 
-class OneHourADay:
-    """A calendar of another package: open from noon to one, UTC, without a zone."""
-
-    def add(self, start: datetime, seconds: float) -> datetime:
-        return datetime(2026, 11, 6, 12, tzinfo=UTC) + timedelta(seconds=seconds)
-
-    def between(self, a: datetime, b: datetime) -> float:
-        return (b - a).total_seconds() / 24
-
-    def next_open(self, moment: datetime) -> datetime:
-        return self.add(moment, 0)
-
-    def nth_day(self, day: date, n: int) -> date:
-        return day + timedelta(days=n)
-
-
 class UntilNewYear:
     """A span that is not built in."""
 
@@ -148,14 +132,6 @@ def test_an_object_without_calendar_or_zone_is_exempt(length: Length) -> None:
         assert end_of(length, THURSDAY, obj) is None
         assert elapsed(length, THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == SPAN_OF_A_WEEK
         assert OwnTime(length, obj).forward(THURSDAY, SPAN_OF_A_WEEK) == THURSDAY + SPAN_OF_A_WEEK
-
-
-def test_a_calendar_of_another_package_counts_its_days_in_the_setting_time_zone() -> None:
-    calendar = OneHourADay()
-    hour, day = Working(hours=1, calendar=calendar), Working(days=1, at="09:00", calendar=calendar)
-    assert end_of(hour, THURSDAY, None) == datetime(2026, 11, 6, 13, tzinfo=UTC)
-    assert end_of(day, datetime(2026, 11, 6, 1, tzinfo=UTC), None) == datetime(2026, 11, 6, 12, tzinfo=UTC)
-    assert str(day) == "1 working day at 09:00, America/Sao_Paulo"
 
 
 # The same answers as other arithmetic
