@@ -9,6 +9,7 @@ import json
 import re
 import tomllib
 from dataclasses import fields
+from functools import reduce
 from types import ModuleType
 
 from django.apps import apps
@@ -28,6 +29,7 @@ from django_delayq.rounds import memory
 from tests.docs.pages import ROOT, Page, code, pages, read
 
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "django_delayq"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -127,6 +129,54 @@ def test_the_files_that_internals_names_exist() -> None:
     files = {text for text in named if re.fullmatch(r"[\w/]+(\.py|\.lua|/)", text)}
     assert len(files) > 20
     assert {name for name in files if not ((ROOT / "django_delayq" / name).exists() or (ROOT / name).exists())} == set()
+
+
+PATHS = [
+    "schedule_timeout",
+    "Saving an object",
+    "One firing",
+    "cancel_timeout",
+    "An action in the admin",
+    "Pausing a policy",
+]
+MAX_STEPS = 10
+
+
+def steps(page: Page) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return the file and the functions of each step, by the heading of its path."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    heading, inside = "", False
+    for _, line in page.prose:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            heading, inside = line.removeprefix("## "), False
+        elif cells == ["file", "function", "what happens"]:
+            inside = True
+            found[heading] = []
+        elif inside and line.startswith("|") and not set(line) <= set("|- "):
+            found[heading].append((code(cells[0])[0], code(cells[1])))
+    return found
+
+
+def _exists(file: str, name: str) -> bool:
+    if not (PACKAGE / file).is_file():
+        return False
+    if not name or not file.endswith(".py"):
+        return not name
+    module = "django_delayq." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    try:
+        reduce(getattr, name.split("."), importlib.import_module(module))
+    except AttributeError:
+        return False
+    return True
+
+
+def test_the_page_follows_six_paths_in_few_steps_whose_files_and_functions_exist() -> None:
+    page = read(DOCS / "internals.md")
+    assert list(steps(page)) == PATHS
+    assert [name for name, path in steps(page).items() if not 3 < len(path) <= MAX_STEPS] == []
+    named = [(file, name) for path in steps(page).values() for file, names in path for name in names or [""]]
+    assert [step for step in named if not _exists(*step)] == []
 
 
 def test_the_table_of_tests_has_every_folder() -> None:

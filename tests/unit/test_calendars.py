@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of
 from tests.support.examples import examples
-from tests.unit.minutes import DAY, MIDDLES, MINUTE, Case, Count, around, cases
+from tests.unit.minutes import DAY, Case, Count, around, cases
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600
@@ -142,24 +142,6 @@ def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, off
     index = max(abs(n) - 1, 0)
     if index < len(chosen):
         assert case.calendar.nth_day(day, n) == chosen[index]
-
-
-@examples(75)
-@given(middle=st.sampled_from(MIDDLES), seconds=st.integers(-200_000, 200_000))
-def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
-    middle: tuple[str, datetime], seconds: int
-) -> None:
-    zone = ZoneInfo(middle[0])
-    wall = (middle[1] + timedelta(seconds=seconds)).astimezone(zone).replace(tzinfo=None, fold=0)
-    wall += (seconds % 7) * timedelta(minutes=15)  # so that it may lie in a gap
-    first = wall.replace(second=0, tzinfo=UTC) - 27 * 60 * MINUTE
-    walls = [(first + n * MINUTE).astimezone(zone).replace(tzinfo=None) for n in range(54 * 60)]
-    same = [n for n, other in enumerate(walls) if other == wall.replace(second=0)]
-    if same:
-        expected = first + same[-1] * MINUTE + timedelta(seconds=wall.second)
-    else:
-        expected = first + next(n for n, other in enumerate(walls) if other > wall) * MINUTE
-    assert instant_of(wall, zone) == expected
 
 
 @pytest.mark.parametrize(
