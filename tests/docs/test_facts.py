@@ -1,4 +1,4 @@
-"""Tables, names and versions in README and docs are those of the code."""
+"""Tables, names, versions and files in README and docs are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster of three nodes: all keys of one command in one slot, shards on every node, slots and nodes that move."""
+"""A cluster of three nodes: a slot on its way to another node, and a node that is lost."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the engine does when Redis forgets, refuses, stalls or restarts."""
+"""What the engine does when Redis refuses: its memory is full, it is a replica, or a right is missing."""
 
 from __future__ import annotations
 
 import pytest
 import redis
 
-from django_delayq.engine.engine import Engine, Lease
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.lines import OneLine, one_line
 from tests.engine.redis_process import RedisProcess, binaries
@@ -14,16 +14,11 @@ from tools.servers import free_port
 pytestmark = pytest.mark.slow
 
 
-def reserved_lease(queue: OneLine, limit: int = 1000) -> Lease:
-    lease = queue.reserve(limit, 60_000).lease
-    assert lease is not None
-    return lease
-
-
 def drain_at_full_memory(client: redis.Redis, queue: OneLine) -> None:
     """Add entries, fill the memory, and resolve all entries in every possible way."""
     queue.ensure([(id, 0) for id in range(1, 101)])
-    lease = reserved_lease(queue, 50)
+    lease = queue.reserve(50, 60_000).lease
+    assert lease is not None
     client.config_set("maxmemory", 1)
     lease, count = queue.extend(lease, 60_000)
     assert count == 50

@@ -1,4 +1,4 @@
-"""What always holds and no sequence of few commands shows: many workers, real connections, restarts."""
+"""What always holds and no sequence of few commands shows: many arguments, every number, and no other key."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq.engine.engine import DelayQueue, Engine, Lease
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from tests.engine.lines import LINE
 from tests.engine.virtual import VirtualQueue
@@ -21,12 +21,6 @@ def heads_of(virtual: VirtualQueue) -> dict[str, float]:
     """Return the heads as Redis has them, by the quoted names of their lines."""
     found = virtual.client.zrange(virtual.queue.keys.heads, 0, -1, withscores=True)
     return {name.decode(): score for name, score in found}
-
-
-def lease_on(queue: DelayQueue, *lines: str) -> Lease:
-    lease = queue.reserve(dict.fromkeys(lines, 1000), 60_000).lease
-    assert lease is not None
-    return lease
 
 
 def test_the_heads_of_named_lines_are_found_behind_any_number_of_others(virtual: VirtualQueue) -> None:
@@ -96,7 +90,7 @@ def test_foreign_heads_stop_no_command_half_way(virtual: VirtualQueue) -> None:
         if is_there:
             queue.ensure(LINE, [(1, 0), (2, 0)])
         if act == queue.acknowledge:
-            first = lease_on(queue, LINE)
+            first = queue.reserve({LINE: 1000}, 60_000).lease
         virtual.wakes()
         client.delete(keys.heads)
         client.set(keys.heads, "mine")

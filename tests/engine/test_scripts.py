@@ -1,4 +1,4 @@
-"""The Lua files: their heads declare what they use, the loader finds every piece, and other replies are errors."""
+"""Commands are sent by digest and in order, and a reply of another form is an error of Redis."""
 
 from __future__ import annotations
 
