@@ -78,12 +78,6 @@ def probe(breaker: Breaker, server: Server, error: BaseException | None = None) 
     wait_until(lambda: server.answered == before + 1 and not breaker._is_probing)
 
 
-def together(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "it waits for the server"
-
-
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [vars(record)["event"] for record in caplog.records]
 
@@ -120,7 +114,9 @@ def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(breaker: Breaker, s
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
-    together(threads)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "it waits for the server"
     wait_until(lambda: server.asked == 2)
     server.speaks.set()
     wait_until(lambda: not breaker.is_open)
@@ -184,27 +180,16 @@ def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it_and_is
     assert events(caplog) == ["redis_away", "redis_back", "redis_away"]
 
 
-def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, steady: Steady) -> None:
+@pytest.mark.parametrize("error", [EngineUnavailable("away"), None], ids=["error", "answer"])
+def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, steady: Steady, error: Exception | None) -> None:
     """Neither a failure, which would lengthen the pause, nor a success, which began before the failure."""
-    began, go = threading.Barrier(5), threading.Event()
 
-    def late(error: Exception | None) -> None:
-        def work() -> None:
-            began.wait(60)
-            go.wait(60)
-            if error:
-                raise error
+    def work() -> None:
+        fail(breaker, Server())
+        if error:
+            raise error
 
-        refused(breaker, work)
-
-    errors = [EngineUnavailable("away"), EngineUnavailable("away"), EngineUnavailable("away"), None]
-    threads = [threading.Thread(target=late, args=(error,)) for error in errors]
-    for thread in threads:
-        thread.start()
-    began.wait(60)
-    fail(breaker, Server())
-    go.set()
-    together(threads)
+    refused(breaker, work)
     assert breaker.is_open
     assert breaker._backoff.retry_at == steady.seconds + Backoff.first
 

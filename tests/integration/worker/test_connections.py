@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,21 +10,16 @@ import pytest
 import redis
 import redis.asyncio
 from pytest_django import Settings
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.sentinel import Sentinel
 
 from django_delayq.conf import ConfigError
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
-from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients import clients, forget_engine, get_engine, get_worker_engine
-from django_delayq.redis_clients.breaker import GuardedCaller
 from django_delayq.redis_clients.clients import Timeouts, make_client
-from tests.engine.redis_process import RedisProcess
-from tests.engine.topologies import SERVICE, SentinelProcess, clustered
 from tests.support.waiting import wait_until
 from tests.support.workers import worker_engine
 
+pytestmark = pytest.mark.usefixtures("django_db_setup")  # which reads the prefix of the keys from the database
 CHANGES = [Change("default", "line", 1, 4_000_000_000_000)]
 MADE: list[redis.Redis] = []
 Configure = Callable[..., None]
@@ -88,8 +80,7 @@ def test_a_url_leads_producers_to_one_engine_and_each_worker_to_one_of_its_own(
 
 DJANGO, DJANGO_REDIS = "django.core.cache.backends.redis.RedisCache", "django_redis.cache.RedisCache"
 CACHES: dict[str, dict[str, Any]] = {
-    "django-redis": {"BACKEND": DJANGO_REDIS},
-    "django-redis with options": {
+    "django-redis": {
         "BACKEND": DJANGO_REDIS,
         "OPTIONS": {
             "CLIENT_CLASS": "django_redis.client.HerdClient",
@@ -97,8 +88,7 @@ CACHES: dict[str, dict[str, Any]] = {
             "CONNECTION_POOL_KWARGS": {"max_connections": 1, "timeout": 20, "decode_responses": True},
         },
     },
-    "django": {"BACKEND": DJANGO},
-    "django with options": {"BACKEND": DJANGO, "OPTIONS": {"db": "0", "socket_timeout": 30}},
+    "django": {"BACKEND": DJANGO, "OPTIONS": {"db": "0", "socket_timeout": 30}},
 }
 
 
@@ -172,106 +162,20 @@ def test_a_closed_engine_leaves_no_connection_open_and_a_forked_child_makes_one_
     engine.ping()
 
 
-def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(configure: Configure) -> None:
-    accepted: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as black_hole:
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    accepted.append(black_hole.accept()[0])
-
-        counting = threading.Thread(target=accept, daemon=True)
-        counting.start()
-        configure(f"redis://127.0.0.1:{black_hole.getsockname()[1]}/0?socket_timeout=60")
-        engine = producers()
-        for _ in range(10):
-            with pytest.raises(EngineUnavailable):
-                engine.apply(CHANGES)
-        assert isinstance(engine.caller, GuardedCaller)
-        assert engine.caller.breaker.is_open
-        black_hole.shutdown(socket.SHUT_RDWR)
-        counting.join()
-    for connection in accepted:
-        connection.close()
-    assert len(accepted) == 1
-
-
-@pytest.mark.parametrize("way", ["url", "callable"])
-def test_sentinels_lead_to_the_present_master(configure: Configure, way: str) -> None:
-    with RedisProcess() as server, SentinelProcess(server, 1) as sentinel, server.client(db=1) as client:
-        made = lambda: Sentinel([("127.0.0.1", sentinel.port)]).master_for(SERVICE, db=1)  # noqa: E731
-        configure(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/1" if way == "url" else made)
-        for get in (get_engine, get_worker_engine):
-            assert is_on(get("default"), client)
-            assert client.flushdb()
-
-
-def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_again(configure: Configure) -> None:
-    def is_applied(engine: Engine) -> bool:
-        with contextlib.suppress(EngineUnavailable):
-            engine.apply(CHANGES)
-            return True
-        return False
-
-    with clustered(replicas=False) as found:
-        configure(found.url)
-        for node in found.masters:
-            node.pause()
-        with worker_engine() as engine:
-            assert not is_applied(producers())
-            for node in found.masters:
-                node.resume()
-            wait_until(lambda: is_applied(engine), "its nodes have found each other again")
-            assert engine.queue("default", 0).stats().total == 1
-
-
 TIMEOUTS = Timeouts(9.0)
-
-
-def options_of(client: Any) -> dict[str, Any]:
-    """Return the options of a client's connections, without those that every client gets."""
-    options, own = client.connection_pool.connection_kwargs, TIMEOUTS.options({})
-    given = options.keys() - {"retry"} - {name for name in options if name.startswith(clients._INTERNALS)}
-    return {name: options[name] for name in given if own.get(name) != options[name]}
-
-
-SERVERS: dict[str, tuple[type, dict[str, Any]]] = {
-    "redis://host": (Connection, {"host": "host"}),
-    "redis://host:1/3": (Connection, {"host": "host", "port": 1, "db": 3}),
-    "rediss://me:p%40ss@host/": (SSLConnection, {"host": "host", "username": "me", "password": "p@ss"}),
-    "redis://host?socket_timeout=1.5": (Connection, {"host": "host", "socket_timeout": 1.5}),
-    "redis://host?max_connections=20&retry_on_timeout=true": (Connection, {"host": "host", "retry_on_timeout": True}),
-    "unix:///run/redis.sock?db=2": (UnixDomainSocketConnection, {"path": "/run/redis.sock", "db": 2}),
-}
-
-
-@pytest.mark.parametrize("url", SERVERS)
-def test_a_url_of_one_server_is_read_as_redis_py_reads_it(url: str) -> None:
-    client = make_client(url, TIMEOUTS)
-    assert isinstance(client, redis.Redis)
-    assert (client.connection_pool.connection_class, options_of(client)) == SERVERS[url]
 
 
 def test_sentinels_know_a_service_and_may_have_a_login_of_their_own() -> None:
     url = "redis+sentinel://me:p%2Fw@a:1,b,[::1]:3/shop/5?sentinel_password=s&socket_timeout=2"
     client: Any = make_client(url, TIMEOUTS)
     assert client.connection_pool.service_name == "shop"
-    assert options_of(client).items() >= {"username": "me", "password": "p/w", "db": 5, "socket_timeout": 2.0}.items()
+    options = client.connection_pool.connection_kwargs
+    assert options.items() >= {"username": "me", "password": "p/w", "db": 5, "socket_timeout": 2.0}.items()
     sentinels = client.connection_pool.sentinel_manager.sentinels
     asked = [sentinel.connection_pool.connection_kwargs for sentinel in sentinels]
     assert [(each["host"], each["port"]) for each in asked] == [("a", 1), ("b", 26379), ("::1", 3)]
     for each in asked:
         assert (each["username"], each["password"], each["socket_timeout"]) == (None, "s", 2.0 / 3)
-
-
-def test_sentinels_behind_tls_are_asked_behind_tls_too() -> None:
-    client: Any = make_client("rediss+sentinel://a/shop?ssl_cert_reqs=none", TIMEOUTS)
-    [sentinel] = client.connection_pool.sentinel_manager.sentinels
-    assert issubclass(client.connection_pool.connection_class, SSLConnection)
-    assert sentinel.connection_pool.connection_class is SSLConnection
-    for pool in (client.connection_pool, sentinel.connection_pool):
-        assert pool.connection_kwargs["ssl_cert_reqs"] == "none"
 
 
 @pytest.mark.parametrize(
