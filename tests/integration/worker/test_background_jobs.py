@@ -8,12 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from django.utils import timezone
 from pytest_django import Settings
 
 import django_delayq as dq
-from django_delayq.engine.engine import DUE_UNIT
 from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations import advance_clock
@@ -66,13 +64,6 @@ def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: Star
     wait_until(lambda: states() == {"firing": 1, "fired": 3})
 
 
-def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "SYNC_INTERVAL": timedelta(minutes=10)}
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(minutes=31))])
-    start_worker(burst=True).join()
-    assert states() == {"fired": 1}
-
-
 class Handler:
     """A handler that runs until the test ends it."""
 
@@ -113,18 +104,6 @@ def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
     wait_until(all_are("fired"))
 
 
-def test_a_claim_lasts_as_long_as_the_setting(
-    start_worker: StartWorker, settings: Settings, declare: Any, handler: Handler
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "LEASE": timedelta(seconds=3)}
-    [row] = due_orders(declare(Order, handler, name="endless", atomic=False))
-    start_worker()
-    assert handler.begun.wait(30)
-    row.refresh_from_db()
-    assert row.claimed_until is not None
-    assert row.claimed_until - timezone.now() < timedelta(seconds=3.5)
-
-
 @pytest.mark.usefixtures("source")
 def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "PRODUCTION": "production"}
@@ -138,41 +117,6 @@ def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, setti
     assert {row.state for row in rows.values()} == {"fired"}
     first, second = rows["remind"].settled_at, rows["linger"].settled_at
     assert first is not None and second is not None and first < second
-
-
-FAR = timedelta(hours=20)
-LEASED = 2**52
-
-
-@pytest.fixture
-def short_lease(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=5), "SWEEP_INTERVAL": timedelta(minutes=10)}
-
-
-@pytest.mark.usefixtures("short_lease")
-def test_a_forged_lease_in_redis_is_honored_for_twice_the_lease_at_most(
-    start_worker: StartWorker, with_redis: redis.Redis
-) -> None:
-    [row] = due_orders("remind")
-    seconds, _ = with_redis.time()
-    far_ms = (seconds + int(FAR.total_seconds())) * 1000
-    with_redis.zadd(queue_in_redis().keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
-    start_worker()
-    wait_until(all_are("fired"), "its lease ended")
-
-
-@pytest.mark.usefixtures("without_redis", "short_lease")
-def test_so_is_a_claim_in_the_ledger_and_a_row_that_is_firing(start_worker: StartWorker) -> None:
-    [claimed], [firing] = due_orders("remind"), due_orders("send_outside")
-    far = timezone.now() + FAR
-    Timeout.objects.filter(pk=claimed.pk).update(claims=1, claimed_until=far)
-    Timeout.objects.filter(pk=firing.pk).update(state="firing", slot_taken=None, attempts=1, run_at=far)
-    worker = start_worker().worker
-    wait_until(lambda: hasattr(worker, "_background"), "it has begun")
-    worker._background.follow()
-    wait_until(all_are("fired"), "its claim ended, and its process counts as dead")
-    firing.refresh_from_db()
-    assert firing.attempts == 1
 
 
 @pytest.mark.usefixtures("without_redis")

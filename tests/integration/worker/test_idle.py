@@ -21,12 +21,10 @@ from django_delayq.ledger import controls
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.sweep import Sweep
-from tests.integration.worker.test_shares import REMIND, Threads
+from tests.integration.worker.test_shares import REMIND, Threads, connected
 from tests.support.workers import Declare, due_orders, queue_in_redis
 from tests.testapp.models import Order
 
@@ -49,20 +47,18 @@ class Idle:
 
     def __init__(self) -> None:
         self.executor = Threads()
-        self.worker = Worker(concurrency=4)
+        self.worker = connected(4)
         self.sent: Counter[str] = Counter()
         """How often each command was sent to Redis, which other tests may use, too."""
-        if (own := get_worker_engine("default")) is not None:
-            send = own.caller.send
-            cast("Any", own.caller).send = lambda calls: [
+        if (engine := self.worker.redis.engine) is not None:
+            send = engine.caller.send
+            cast("Any", engine.caller).send = lambda calls: [
                 self.sent.update(each.command for each in calls),
                 send(calls),
             ][1]
-        self.worker._connect(own)
-        self.worker.redis.probe_at_start(self.worker.queues)
         self.dispatch = Dispatch(self.worker, self.executor)
         self.background = Background(self.worker)
-        if (engine := self.worker.redis.engine) is not None:
+        if engine is not None:
             Sweep(engine, "default", self.worker.skew).run_once(everything=True)
         stop_cache.forget()
         self.background.follow()
@@ -112,15 +108,6 @@ def test_a_policy_that_may_not_fire_costs_as_much_as_an_empty_ledger(source: str
     assert idle.pass_after_a_second() == [policy.label]
 
 
-def test_many_policies_whose_timeouts_are_due_later(source: str, declare: Declare) -> None:
-    schedule_timeouts(orders(10), declare(Order, name="one"), hours=1)
-    cost = Idle().cost_of_a_minute()
-    for number in range(50):
-        schedule_timeouts(orders(10), declare(Order, name=f"policy_{number}"), hours=1)
-    assert Timeout.objects.count() == 51 * 10
-    assert Idle().cost_of_a_minute() == cost
-
-
 def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(
     with_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,11 +127,3 @@ def test_a_message_tells_an_idle_worker_that_a_policy_was_resumed(
     idle.worker.sources.check_now()
     idle.worker._pass(idle.dispatch)
     assert list(idle.executor.waiting) == [REMIND]
-
-
-@pytest.mark.parametrize("source", ["redis"], indirect=True)
-def test_entries_that_need_no_handler_are_read_without_a_pause(source: str) -> None:
-    due_orders("remind", 20)
-    Timeout.objects.update(state="cancelled", cause="hand", slot_taken=None, settled_at=clock.now())
-    idle = Idle()
-    assert idle.worker._pass(idle.dispatch) == 0.0, "no handler ends, which would wake the worker to read more"

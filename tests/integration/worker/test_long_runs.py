@@ -5,12 +5,10 @@ One that hangs beyond its time limit is given up: the worker continues with new 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -108,30 +106,6 @@ def test_each_policy_with_slow_handlers_is_one_line_after_a_second_with_its_plac
         assert "1 of 2 threads are busy" in said
 
 
-def test_a_coroutine_that_waits_is_logged_with_its_place(
-    start_worker: StartWorker, declare: Callable[..., Any], told: Told
-) -> None:
-    ends: list[Callable[[], object]] = []
-
-    async def deep_inside() -> None:
-        end = asyncio.Event()
-        ends.append(partial(asyncio.get_running_loop().call_soon_threadsafe, end.set))
-        await end.wait()
-
-    async def waits(order: Order, timeout: Timeout) -> None:
-        await deep_inside()
-
-    due_orders(declare(Order, waits, name="waits", atomic=False))
-    start_worker(concurrency=2)
-    try:
-        wait_until(lambda: told("handler_slow"))
-    finally:
-        for end in ends:
-            end()
-    said = told("handler_slow")[0].getMessage()
-    assert "in waits > worker/test_long_runs.py" in said and "in deep_inside" in said
-
-
 @pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
 def test_a_statement_that_takes_long_is_named_without_its_values(
@@ -174,22 +148,6 @@ def is_free() -> bool:
             return bool(Order.objects.select_for_update(nowait=nowait).count() or True)
     except DatabaseError:
         return False
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_more_handlers_hang_than_there_are_connections_and_others_fire(
-    start_worker: StartWorker, declare: Callable[..., Any], hang: Callable[..., None], mode: str
-) -> None:
-    """With a pool of two, a connection that an abandoned handler kept would stop the worker."""
-    options = OPTIONS | MODES[mode] | {"retry": dq.Retry([0, 0])}
-    [row] = due_orders(declare(Order, hang, name="hangs", **options))
-    start_worker(concurrency=2)
-    wait_until(all_are("dead"), "it is dead")
-    row.refresh_from_db()
-    assert (row.attempts, [each["error"] for each in row.errors]) == (3, ["TimeLimitExceeded"] * 3)
-    assert is_free()
-    [quick] = due_orders("remind")
-    wait_until(Timeout.objects.filter(pk=quick.pk, state="fired").exists, "another one fires")
 
 
 @pytest.mark.dialect

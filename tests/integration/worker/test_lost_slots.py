@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +13,9 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 from pytest_django import Settings
 
-from django_delayq import Limits, Rate, clock
+from django_delayq import Limits, Rate
 from django_delayq.firing import Report, Work, run, settle_expired
-from django_delayq.ledger.claiming import Slot, Spacing, claimable
+from django_delayq.ledger.claiming import Slot, Spacing
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker, loop
 from django_delayq.worker import dispatch as dispatch_module
@@ -27,7 +24,7 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.sources.ledger import Batch
 from tests.integration.worker.test_rates import RATE, Begins, claim, four_threads, made_sources, overdue
 from tests.support.waiting import wait_until
-from tests.support.workers import Declare, StartWorker, due_orders, states
+from tests.support.workers import Declare, StartWorker, due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,58 +46,6 @@ def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
     start_worker(burst=True).join()
     left = Timeout.objects.filter(state="pending").values_list("policy", flat=True)
     assert [*left] == ["testapp.order.later"]
-
-
-@pytest.mark.usefixtures("without_redis")
-@pytest.mark.parametrize("missed", [False, True])
-def test_a_clock_that_a_test_has_stopped_withholds_no_slots(
-    missed: bool, declare: Declare, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the first ones nor, of works that are too late for theirs, the next ones."""
-    late = {0, 1, 2} if missed else set()
-
-    def run_some_late(works: Iterator[Work], using: str) -> Any:
-        work, is_late = next(works), bool(late) and late.pop() >= 0
-        return run(replace(work, begin_by=0.0) if is_late else work, using)
-
-    monkeypatch.setattr("django_delayq.firing.executors.run_each", run_some_late)
-    miss_no_slots(monkeypatch)
-    overdue(policy := declare(Order, Begins(), name="rated", limits=Limits(rate=RATE)), 30)
-    with clock.set_to(timezone.now() + timedelta(hours=1)):
-        start_worker(burst=True).join()
-        # The victim of a deadlock is left for a time that this clock does not reach. Not for want of slots.
-        assert not claimable("default", None, policy.label).exists()
-    assert states()["fired"] > RATE.count
-
-
-@pytest.mark.parametrize("source", ["redis"], indirect=True)
-def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
-    source: str,
-    declare: Declare,
-    start_worker: StartWorker,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    has_begun, may_go_on = threading.Event(), threading.Event()
-
-    def run_late(works: Iterator[Work], using: str) -> Any:
-        has_begun.set()
-        may_go_on.wait(30)
-        return run(replace(next(works), begin_by=0.0), using)
-
-    monkeypatch.setattr("django_delayq.firing.executors.run_each", run_late)
-    caplog.set_level(logging.INFO)
-    begins = Begins()
-    overdue(declare(Order, begins, name="rated", limits=Limits(rate=RATE)), 40)
-    worker = start_worker(concurrency=1)
-    assert has_begun.wait(30)
-    worker.worker.stop()
-    stopping = lambda: "worker_stopping" in [vars(each).get("event") for each in caplog.records]  # noqa: E731
-    wait_until(stopping, "the others have been released")
-    may_go_on.set()
-    worker.join()
-    assert not begins.ids
-    assert set(Timeout.objects.pending().values_list("claims", "attempts")) == {(0, 0)}
 
 
 class Silent:

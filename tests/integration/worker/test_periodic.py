@@ -100,18 +100,6 @@ def test_a_job_on_a_connection_that_became_read_only_opens_another_one() -> None
     assert not needs_new_connection(ZeroDivisionError())
 
 
-@pytest.mark.skipif(bool(POOL), reason="a thread returns its connection to the pool")
-def test_a_connection_stays_open_longer_than_web_requests_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> None:
-        monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 60)
-        connection.ensure_connection()
-        connection.close_at = 0.0  # as an hour later
-        check_connections()
-        assert connection.connection is not None
-
-    in_a_thread(run)
-
-
 @own_session
 @pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")

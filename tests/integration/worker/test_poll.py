@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import Limits, Rate, clock, operations
+from django_delayq import Limits, Rate, clock
 from django_delayq.firing.planning import plan
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
@@ -159,41 +156,3 @@ def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatc
         one.extend()
     one.give_back(*rows)
     assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
-
-
-def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
-    rows = due_orders("remind", 60)
-
-    def drain(_: int) -> list[int]:
-        try:
-            one, found = Poll(), []
-            while taken := one.taken(7):
-                found += list(taken)
-                one.check_now()
-            return found
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(4) as pool:
-        counts = Counter(id for found in pool.map(drain, range(4)) for id in found)
-    assert counts == {row.pk: 1 for row in rows}
-
-
-def test_a_look_that_finds_nothing_is_one_query_whatever_is_not_asked(declare: Declare) -> None:
-    """Neither 50 policies, nor what is stopped or not declared, cost another one."""
-    stopped, novel = due_orders("remind", 3), declare(Order, name="novel")
-    due_orders(novel, 3)
-    registry.remove(novel)
-    operations.pause("testapp.order.remind", by="script:test")
-    for number in range(50):
-        declare(Order, name=f"policy_{number}")
-    one = Poll()
-    one.taken()
-    for _ in range(3):
-        one.check_now()
-        with CaptureQueriesContext(connection) as queries:
-            assert one.taken() == {}
-        assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
-    operations.resume("testapp.order.remind", by="script:test")
-    one.check_now()
-    assert one.taken() == {row.pk: 1 for row in stopped}

@@ -187,14 +187,6 @@ def test_a_page_of_the_sweep_begins_where_the_last_one_ended() -> None:
     assert page == sorted(page)
 
 
-def test_the_pages_of_a_sweep_are_every_row_once() -> None:
-    end, place, seen = now(), None, 0
-    while page := page_of("default", None, place, end):
-        seen += len(page)
-        place = page[-1]
-    assert seen == Timeout.objects.pending().filter(run_at__lte=end).count()
-
-
 def test_the_look_for_each_policy_and_its_claim() -> None:
     """Also where one policy has nothing and all that is due is the other's."""
     labels = [CROWDED, EMPTY, "testapp.parcel.chase"]

@@ -14,7 +14,6 @@ from django.db.models import Value
 
 import django_delayq as dq
 from django_delayq import clock, operations
-from django_delayq.engine.engine import Engine
 from django_delayq.firing import Report, plan
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
@@ -173,12 +172,6 @@ def test_a_flood_of_one_value_leaves_the_first_claim_to_others_too(by_shop: Poli
     assert granted.wait_seconds == 0, "more may be claimed when there is room"
 
 
-def test_of_one_value_the_first_deadlines_come_first(by_shop: Policy, shops: list[Channel]) -> None:
-    last, first, second = (due(by_shop, shops[0], minutes=minutes) for minutes in (1, 9, 5))
-    assert list(claim(by_shop, 1).slots) == first
-    assert list(claim(by_shop).slots) == [*second, *last]
-
-
 def test_a_value_that_has_used_its_slots_is_asked_for_when_the_next_one_is_free(
     slow: Policy, shops: list[Channel]
 ) -> None:
@@ -209,29 +202,6 @@ def test_a_worker_looks_for_other_values_each_second(slow: Policy, shops: list[C
     assert 0.9 < lines.seconds_left <= 1.0, "and not its next slot in an hour"
 
 
-def test_a_poll_notices_a_policy_whose_wait_ends_before_the_next_poll(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="all", limits=limited(by=None))
-    due(policy, shops[0], 2)
-    sources, lines = made_sources(), four_threads()
-    lines.refuse(policy, 0.9)
-    assert sources.take(lines, 100).deliveries == {}
-    lines.refuse(policy, 0.0)
-    assert len(sources.take(lines, 100).deliveries) == 1, "and not a second later"
-
-
-def test_rows_that_got_no_slot_are_asked_for_although_redis_shows_no_entry(
-    engine: Engine, with_redis: Any, prefix: str, slow: Policy, shops: list[Channel]
-) -> None:
-    first, second = due(slow, shops[0], 2)
-    sources, lines = made_sources(engine), four_threads()
-    assert list(sources.take(lines, 100).slots) == [first]
-    with_redis.delete(*with_redis.keys(f"{prefix}*"))  # other tests run beside it
-    sources.check_now()
-    RateShare.objects.all().delete()
-    lines.refuse(slow, 0.0)
-    assert list(sources.take(lines, 100).slots) == [second]
-
-
 def test_workers_share_the_slots_of_each_value_and_free_ones_are_forgotten(slow: Policy, shops: list[Channel]) -> None:
     for shop in shops:
         due(slow, shop, 5)
@@ -241,15 +211,6 @@ def test_workers_share_the_slots_of_each_value_and_free_ones_are_forgotten(slow:
     RateShare.objects.exclude(share=str(shops[1].pk)).update(free_at=clock.now() - timedelta(seconds=1))
     prune("default")
     assert [row.share for row in RateShare.objects.all()] == [str(shops[1].pk)]
-
-
-def test_rows_under_a_former_name_are_counted_with_theirs(declare: Declare, shops: list[Channel]) -> None:
-    policy = declare(Purchase, name="now", aliases=("then",), limits=limited())
-    ids = due(policy, shops[0], 100)
-    [other] = due(policy, shops[1], minutes=1)
-    Timeout.objects.filter(pk__in=[ids[0], other]).update(policy="testapp.purchase.then")
-    assert set(claim(policy, 4).slots) == {ids[0], other}
-    assert claim(policy, 4).slots == {}
 
 
 def test_a_standing_clock_frees_each_slot(slow: Policy, shops: list[Channel]) -> None:

@@ -14,9 +14,7 @@ from django.core.checks import INFO, WARNING
 from pytest_django import Settings
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
-from django_delayq.backoff import LogInterval
 from django_delayq.engine.engine import DUE_UNIT, DelayQueue
-from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.worker.servers import ClockSkew
@@ -114,30 +112,6 @@ def test_due_timeouts_fire(
         with again_and_again(write):
             start_worker()
             wait_until(all_are("fired"), "all have fired")
-
-
-def test_a_line_of_the_log_names_a_policy_that_is_silent_in_redis_but_no_backlog(
-    queue: DelayQueue,
-    with_redis: redis.Redis,
-    start_worker: StartWorker,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(firing_state, "_log_interval", LogInterval(60))
-    due_orders("remind", 200)
-    running = start_worker(concurrency=1)
-    wait_until(all_are("fired"), "they have fired")
-    running.stop()
-    assert events(caplog) == []
-    Timeout.objects.all().delete()
-    rows = due_orders("remind", 5)
-    with again_and_again(Attack(with_redis, queue).leases):
-        start_worker()
-        wait_until(all_are("fired"), "they have fired")
-    wait_until(lambda: "redis_silent" in events(caplog), "it is logged")
-    told = [record for record in caplog.records if vars(record).get("event") == "redis_silent"]
-    assert [vars(record)["policy"] for record in told] == ["testapp.order.remind"]
-    assert vars(told[0])["timeout_id"] in {row.pk for row in rows}
 
 
 def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(

@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError
 from pytest_django import Settings
 
-from django_delayq import Limits, Rate, clock, operations
+from django_delayq import clock
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
@@ -27,7 +27,6 @@ from tests.integration.operations.conftest import as_if
 from tests.support.lines import lines_of, lose_entries, remove_ids
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders, worker_engine
-from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 REMIND = "testapp.order.remind"
@@ -206,19 +205,6 @@ def test_what_comes_within_the_horizon_or_was_just_committed_and_few_losses_are_
     assert len(in_redis(engine)) == 60 + lost
     assert restored(caplog) == []
     assert counted == ([lost] if lost else [])
-
-
-def test_policies_make_no_difference_to_what_is_restored(engine: Engine, declare: Any) -> None:
-    """That a line is not asked, because its policy is stopped, unknown or has no slot, is for the workers to decide."""
-    paced = declare(Order, name="paced", limits=Limits(rate=Rate(5)))
-    rows = [*due_orders(paced, 2), *due_orders("remind", 2), *due_orders("linger", 2)]
-    unknown = "testapp.order.of_another_release"
-    forget(engine, rows)
-    Timeout.objects.filter(policy=REMIND).update(policy=unknown)
-    operations.pause("testapp.order.linger", by="script:test")
-    a_sweep(engine).run_once(everything=True)
-    lines = (paced.label, unknown, "testapp.order.linger")
-    assert [engine.queue("default", 0).stats_of(line).due for line in lines] == [2, 2, 2]
 
 
 def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_redis: Any) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import redis
 from pytest_django import Settings
 
 from django_delayq import clock
@@ -16,10 +14,9 @@ from django_delayq.exceptions import EngineError
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import POLL_SECONDS
-from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, RedisSource
+from django_delayq.worker.sources.redis import LEAD_MS, RedisSource
 from tests.engine.redis_process import RedisProcess
 from tests.support.workers import worker_engine
-from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,29 +65,6 @@ def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
     assert engine.queue("a", 0).stats_of("testapp.order.of_another_release").leased == 0, "which is not asked"
 
 
-def test_queues_and_shards_take_turns_when_there_is_room_for_one_only(engine: Engine) -> None:
-    for queue, first in {"a": 1, "b": 100, "c": 200}.items():
-        fill(engine, queue, range(first, first + 50))
-    one = Transfer(engine, "a", "b", "c")
-    taken = [next(iter(one.taken(1))) // 100 for _ in range(9)]
-    assert sorted(taken) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-
-
-def test_a_line_in_one_of_several_queues_and_shards_gets_all_it_may(
-    settings: Settings, with_redis: redis.Redis
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 4}
-    with worker_engine() as engine:
-        fill(engine, "a", range(1, 60))
-        assert set(Transfer(engine, "a", "b", "c").taken(100)) == set(range(1, 60))
-
-
-def test_more_lines_than_one_call_may_ask_are_asked_in_several(engine: Engine, declare: Any) -> None:
-    for id in range(1, 106):
-        fill(engine, "a", [id], line=declare(Order, name=f"policy_{id}").label)
-    assert set(Transfer(engine, "a").taken(3)) == set(range(1, 106))
-
-
 def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
     one = Transfer(engine, "a", "b")
     assert one.taken() == {}
@@ -100,15 +74,6 @@ def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(en
     one.check_now()
     assert one.taken() == {}
     assert 0 < one.wait <= (900 - LEAD_MS) / 1000
-
-
-def test_what_is_about_to_be_due_is_taken_with_what_is_due(engine: Engine) -> None:
-    one = Transfer(engine, "a")
-    fill(engine, "a", [1], now_ms(engine) + 60_000)
-    assert one.taken() == {}
-    engine.queue("a", 0).reschedule(REMIND, [(1, now_ms(engine) + AHEAD_MS), (2, 0)])
-    one.check_now()
-    assert one.taken() == {1: 1, 2: 1}
 
 
 def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
@@ -124,21 +89,6 @@ def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
     one.resolve([5], {})
     one.flush()
     assert {id for id, _ in queue.peek()} == {3}
-
-
-def test_an_id_that_was_lost_and_taken_again_is_settled_under_its_new_lease(engine: Engine, settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=50)}
-    fill(engine, "a", [1, 2])
-    one = Transfer(engine, "a")
-    assert one.taken() == {1: 1, 2: 1}
-    deliveries: dict[int, int] = {}
-    while len(deliveries) < 2:  # the leases lapse by the server's clock
-        one.check_now()
-        deliveries.update(one.taken())
-    assert deliveries == {1: 2, 2: 2}
-    one.resolve([1, 2], {})
-    one.flush()
-    assert engine.queue("a", 0).stats().total == 0
 
 
 def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
@@ -159,13 +109,3 @@ def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
             assert engine.queue("a", 0).stats().leased == 3
             one.flush()
             assert Transfer(engine, "a").taken() == {1: 1, 2: 1, 3: 1}
-
-
-def test_a_lease_that_was_lost_is_told_of_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    fill(engine, "a", range(1, 4))
-    one = Transfer(engine, "a")
-    one.taken()
-    engine.queue("a", 0).reschedule(REMIND, [(1, 0)])
-    for _ in range(3):
-        one.extend()
-    assert [vars(record)["event"] for record in caplog.records] == ["lease_lost"]
