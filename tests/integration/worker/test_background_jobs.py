@@ -1,22 +1,35 @@
-"""Every worker syncs, prunes, sweeps, settles what died, extends its leases and follows operators."""
+"""The jobs of every worker: it syncs, prunes, sweeps, extends its leases; and what each does after an error."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from django.db import OperationalError, connection, connections
 from django.utils import timezone
 from pytest_django import Settings
 
 import django_delayq as dq
+from django_delayq.arming import scan
+from django_delayq.arming import sync as sync_module
+from django_delayq.backoff import Backoff
+from django_delayq.firing import plan
 from django_delayq.ledger.claiming import claim_each
+from django_delayq.ledger.db_connections import needs_new_connection
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations import advance_clock
+from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker import Worker, background
+from django_delayq.worker.background import Background, Job, PeriodicThread
+from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, queue_in_redis, states
+from tests.support.workers import StartWorker, all_are, due_orders, events, queue_in_redis
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,16 +37,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 OFTEN, MINUTE, DAY = timedelta(milliseconds=100), timedelta(minutes=1), timedelta(days=1)
 
 
-@pytest.fixture(autouse=True)
-def often(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": OFTEN, "SYNC_INTERVAL": OFTEN}
-
-
 @pytest.mark.usefixtures("source")
 def test_a_worker_arms_what_saves_did_not_see_deletes_what_is_old_and_settles_what_another_one_died_with(
     start_worker: StartWorker, settings: Settings
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": 3 * DAY, "CATCH_UP": DAY}
+    often = {"SWEEP_INTERVAL": OFTEN, "SYNC_INTERVAL": OFTEN}
+    settings.DELAYQ = {**settings.DELAYQ, **often, "RETENTION": 3 * DAY, "CATCH_UP": DAY}
     young, old = due_orders("remind", 2)
     for row, days in ((young, 2), (old, 4)):
         then = timezone.now() - days * DAY
@@ -53,45 +62,22 @@ def test_a_worker_arms_what_saves_did_not_see_deletes_what_is_old_and_settles_wh
     assert Timeout.objects.filter(pk=young.pk).exists()
 
 
-def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: StartWorker, with_redis: Any) -> None:
-    """Otherwise nothing beyond the horizon would fire, in any worker, until the row is repaired."""
-    [broken] = due_orders("send_outside", hours=1)
-    due_orders("remind", 3, hours=2)
-    expired: dict[str, Any] = {"state": "firing", "slot_taken": None, "run_at": timezone.now() - MINUTE}
-    Timeout.objects.filter(pk=broken.pk).update(**expired, history=0)
-    start_worker()
-    Timeout.objects.exclude(pk=broken.pk).update(run_at=timezone.now())
-    wait_until(lambda: states() == {"firing": 1, "fired": 3})
-
-
-class Handler:
-    """A handler that runs until the test ends it."""
-
-    def __init__(self) -> None:
-        self.begun, self.end = threading.Event(), threading.Event()
-
-    def __call__(self, order: Order, timeout: Timeout) -> None:
-        self.begun.set()
-        assert self.end.wait(30)
-
-
-@pytest.fixture
-def handler() -> Iterator[Handler]:
-    made = Handler()
-    yield made
-    made.end.set()
-
-
 def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
-    start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any, handler: Handler
+    start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any
 ) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def handler(*_: object) -> None:
+        begun.set()
+        assert end.wait(30)
+
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=6)}
     policy = declare(Order, handler, name="endless")
     start_worker()
     # On SQLite the first heartbeat, which the same thread writes, would wait for the transaction of the handler.
     wait_until(WorkerSeen.objects.exists)
     [row] = due_orders(policy)
-    assert handler.begun.wait(30)
+    assert begun.wait(30)
 
     def ends_at() -> int:
         return dict(queue_in_redis().peek())[row.pk]
@@ -100,11 +86,11 @@ def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
     assert first / 1000 - timezone.now().timestamp() < 6.5
     wait_until(lambda: ends_at() > first or timezone.now().timestamp() * 1000 > first)
     assert timezone.now().timestamp() * 1000 < first, "it expired; the worker has leased it a second time"
-    handler.end.set()
+    end.set()
     wait_until(all_are("fired"))
 
 
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "PRODUCTION": "production"}
     start_worker()
@@ -126,3 +112,186 @@ def test_a_claim_of_a_worker_with_another_lease_is_honored(settings: Settings) -
         settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease}
         Timeout.objects.update(claims=1, claimed_until=timezone.now() + claimed_for)
         assert not claim_each("default", None, {"testapp.order.remind": 10}, timedelta(seconds=5)).claims
+
+
+# After errors
+
+own_session = pytest.mark.skipif(bool(POOL or POOLER), reason="another thread or client gets the session next")
+
+
+def in_a_thread(step: Callable[[], object]) -> None:
+    """Run `step` in a thread, whose connections are its own."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            step()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    if failed:
+        raise failed[0]
+
+
+def make_read_only() -> None:
+    """Have this thread's open connection refuse writes, as one to a primary that was demoted does."""
+    statements = {
+        "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "mysql": "SET SESSION TRANSACTION READ ONLY",
+        "sqlite": "PRAGMA query_only = 1",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(statements[connection.vendor])
+
+
+def write() -> None:
+    WorkerSeen.objects.filter(pk="").update(held=0)
+
+
+def away(*_: object, **__: object) -> Any:
+    raise OperationalError("the server closed the connection")
+
+
+@own_session
+@pytest.mark.dialect
+def test_a_job_on_a_connection_that_was_cut_or_became_read_only_opens_another_one() -> None:
+    written: list[bool] = []
+
+    def work() -> None:
+        write()
+        written.append(True)
+        if len(written) == 1:
+            make_read_only()
+
+    def run() -> None:
+        job = Job.every(MINUTE, "test", work)
+        job.run()
+        job.run()
+        assert job.seconds_left > 30, "the second run has succeeded"
+
+    in_a_thread(run)
+    assert len(written) == 2
+    assert not needs_new_connection(OperationalError("the server closed the connection"))
+    assert not needs_new_connection(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("work", [away, sys.exit], ids=["the database fails", "code of the project exits"])
+def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(
+    caplog: pytest.LogCaptureFixture, work: Callable[[], object]
+) -> None:
+    """Python ends a thread silently after SystemExit. The worker would run without its sync, or its sweep."""
+    job = Job.every(MINUTE, "test", work)
+    for longest in (1, 2, 4, 8):
+        job.run()
+        assert longest / 2 - 0.4 < job.seconds_left <= longest
+    for _ in range(5):
+        job.run()
+    assert 30 - 5 < job.seconds_left <= 60, "and never more often than its own interval in the end"
+    assert events(caplog) == ["background_failed"]
+
+
+@pytest.mark.parametrize("lease", [6, 60])
+def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_locked(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, lease: int
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=lease)}
+    answers: list[bool] = []
+    monkeypatch.setattr(background, "extend_firing", lambda *_: answers.pop() if answers else away())
+    job = background.leases_job(MagicMock(), MagicMock(), "default")
+    for _ in range(8):
+        job.run()
+        assert job.seconds_left <= min(5, lease / 3), "the lease does not expire before the next try"
+    answers += [True, False]
+    job.run()
+    assert job.seconds_left <= 1, "a row is locked"
+    job.run()
+    assert lease / 3 - 0.5 < job.seconds_left <= lease / 3
+
+
+def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_loop(
+    monkeypatch: pytest.MonkeyPatch, with_redis: Any
+) -> None:
+    """It reads ten seconds ahead. What falls due after a longer outage, from beyond the horizon, waits for it."""
+    monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", away)
+    worker = Worker()
+    worker._connect(get_worker_engine("default"))
+    quick, _ = Background(worker).threads(MagicMock(), MagicMock())
+    [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
+    for _ in range(8):
+        job.run()
+        assert job.seconds_left <= Backoff.longest
+
+
+def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(
+    monkeypatch: pytest.MonkeyPatch, with_redis: Any
+) -> None:
+    synced: list[str] = []
+
+    def steps(policy: Any, *rest: Any) -> Any:
+        synced.append(policy.label)
+        return scan.steps(policy, *rest) if len(synced) > 1 else away()
+
+    monkeypatch.setattr(sync_module, "steps", steps)
+    monkeypatch.setattr(sync_module, "Backoff", partial(Backoff, monotonic=lambda: 0.0))  # a pass may take a second
+    tables = Background(Worker()).tables
+    tables.run(at_once=True)
+    policies = len(sync_module.automatic_policies("default"))
+    assert len(set(synced)) == len(synced) == policies, "the others do not wait for the failed one"
+    assert tables.run() <= 1.0
+    tables._failed[synced[0]].retry_at = 0.0  # a second later
+    tables.run(at_once=True)
+    assert synced[policies:] == [synced[0]]
+    tables.run(at_once=True)
+    assert len(synced) == policies + 1, "after a success, not before the next interval"
+
+
+def test_a_long_job_lets_urgent_ones_run_between_its_pages() -> None:
+    ran: list[str] = []
+    thread = PeriodicThread("test")
+
+    def sweep() -> None:
+        for page in range(3):
+            ran.append(f"page {page}")
+            wait_until(lambda: not thread.jobs[0].seconds_left)
+            thread.run_urgent()
+        thread.stop()
+
+    def extend() -> float:
+        ran.append("leases")
+        return 0.05
+
+    thread.jobs += [Job("leases", extend, begins_in=0.05), Job.every(MINUTE, "sweep", sweep)]
+    thread.start()
+    thread.join(100)
+    assert [each for each in ran if each != "leases"] == ["page 0", "page 1", "page 2"]
+    between = ran[ran.index("page 0") : ran.index("page 2")]
+    assert between.count("leases") >= 2
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_an_error_that_is_not_the_databases_is_named_once_however_often_it_comes(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [1, 1]
+
+    def fail(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError("the clock cannot be read")
+        return plan(*arguments)
+
+    monkeypatch.setattr("django_delayq.worker.dispatch.plan", fail)
+    due_orders("remind", 3)
+    start_worker()
+    wait_until(all_are("fired"))
+    wait_until(lambda: events(caplog)[-1] == "pass_succeeded")
+    told = [record for record in caplog.records if getattr(record, "event", "") == "pass_failed"]
+    assert events(caplog) == ["pass_failed", "pass_succeeded"]
+    assert "failed with OSError" in told[0].getMessage()
+    assert "the clock cannot be read" in told[0].getMessage()
+    assert told[0].exc_info

@@ -69,22 +69,6 @@ def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
 
 @pytest.mark.dialect
 @on_postgresql
-def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
-    of_server = server_limit("default")
-    assert of_server is not None
-    assert of_server.setting == "max_connections of the server"
-    name = connection.settings_dict["NAME"]
-    with connection.cursor() as cursor:  # undone with the test's transaction
-        cursor.execute("CREATE ROLE limited_one LOGIN CONNECTION LIMIT 6")
-        cursor.execute(f"ALTER DATABASE {connection.ops.quote_name(name)} CONNECTION LIMIT 5")
-        assert server_limit("default") == of_server
-        cursor.execute("SET LOCAL SESSION AUTHORIZATION limited_one")
-        assert server_limit("default") == Limit(5, f"CONNECTION LIMIT of database {name}")
-        cursor.execute("RESET SESSION AUTHORIZATION")
-
-
-@pytest.mark.dialect
-@on_postgresql
 def test_by_default_processes_open_half_of_the_allowed_connections_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     with connection.cursor() as cursor:  # undone with the test's transaction

@@ -102,21 +102,6 @@ def test_once_a_minute_one_worker_adds_everything_overdue_and_everybody_may_if_h
     assert other.run_once(everything=True).checked == 10
 
 
-def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
-    early, late, leased = forgotten[2:5]
-    queue = engine.queue("default", 0)
-    queue.ensure(REMIND, [(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
-    queue.reschedule(REMIND, [(late.pk, due_ms_of(late.run_at) + 60_000)])
-    reserved = queue.reserve({REMIND: 1}, 60_000)
-    assert [entry.id for entry in reserved.entries] == [leased.pk]
-    before = in_redis(engine)
-    swept = a_sweep(engine).run_once()
-    after = in_redis(engine)
-    assert [after[row.pk] - before[row.pk] for row in (early, leased)] == [0, 0]
-    assert after[late.pk] == due_ms_of(late.run_at)
-    assert (swept.checked, swept.changed) == (10, 8)
-
-
 def test_heads_are_restored_where_no_entry_is_missing_and_removed_where_none_is_left(
     engine: Engine, forgotten: list[Timeout]
 ) -> None:
