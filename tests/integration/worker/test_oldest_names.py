@@ -65,9 +65,7 @@ def renamed(deploy: Deploy) -> Order:
     ("name", "aliases"),
     [
         ("chase", []),
-        ("collect", ["chase"]),
         ("collect", ["chase", "dun"]),
-        ("dun", ["chase"]),
         ("collect", ["sales.order.dun", "chase"]),
     ],
     ids=str,
