@@ -98,22 +98,6 @@ def test_a_slow_handler_is_logged_after_a_second_with_its_place_as_a_warning_if_
     assert f"1 of {threads} threads are busy" in said or threads == 1
 
 
-@pytest.mark.dialect
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
-def test_a_statement_that_takes_long_is_named_without_its_values(
-    start_worker: StartWorker, declare: Callable[..., Any], told: Told
-) -> None:
-    def asks(order: Order, timeout: Timeout) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(4)" if connection.vendor == "postgresql" else "SELECT sleep(4)")
-
-    due_orders(declare(Order, asks, name="asks"))
-    start_worker(concurrency=2)
-    wait_until(lambda: told("handler_slow"))
-    said = told("handler_slow")[0].getMessage()
-    assert "waits for the database, in a statement SELECT, at" in said and "sleep" not in said
-
-
 OPTIONS: dict[str, Any] = {"limits": dq.Limits(run=timedelta(milliseconds=200)), "retry": dq.Retry([0])}
 
 

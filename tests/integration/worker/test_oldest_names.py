@@ -97,14 +97,6 @@ def test_timeouts_that_still_have_the_former_name_count(deploy: Deploy) -> None:
         work()
 
 
-def test_further_renames_with_all_names_are_accepted(renamed: Order, deploy: Deploy) -> None:
-    for name, aliases in [("chase", ["dun"]), ("collect", ["dun", "chase"]), ("dun", ["dun", "chase"])]:
-        deploy(name, aliases)
-        work()
-        call_command("check", databases=["default"])
-        assert Timeout.objects.get().state == "pending"
-
-
 def test_policies_that_both_have_timeouts_are_not_joined(deploy: Deploy) -> None:
     deploy("dun")
     deploy("chase", beside=True)

@@ -24,14 +24,7 @@ from django_delayq.worker import Worker, sweep
 from django_delayq.worker.sources.redis import Sources
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
-from tests.support.workers import (
-    StartWorker,
-    all_are,
-    cut_all_other_connections,
-    due_orders,
-    events,
-    states,
-)
+from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]

@@ -23,10 +23,8 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sweep import prune
-from tests.integration.data.conftest import UNPAID, Declare, bought, only_row
-from tests.integration.worker.test_rates import Begins, claim, four_threads, made_sources
-from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are
+from tests.integration.data.conftest import Declare, bought
+from tests.integration.worker.test_rates import claim, four_threads, made_sources
 from tests.testapp.market import Channel, Label, Merchant, Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -88,18 +86,6 @@ def test_a_round_has_the_value_of_the_moment_in_which_it_begins(by_shop: Policy,
     assert shares() == [third, first]
     dq.schedule_timeouts([bought(channel=shops[1]), bought(channel=None)], by_shop, minutes=1)
     assert shares() == [third, first, second, ""]
-
-
-def test_an_automatic_round_has_the_value_of_its_armed_object(declare: Declare, shops: list[Channel]) -> None:
-    declare(Purchase, name="by", after=timedelta(minutes=30), limits=limited(), **UNPAID)
-    purchase = bought(channel=shops[0], created_at=clock.now())
-    assert only_row().share == str(shops[0].pk)
-    purchase.channel, purchase.created_at = shops[1], clock.now()
-    purchase.save()
-    assert only_row().share == str(shops[1].pk), "a new round"
-    Timeout.objects.all().delete()
-    Purchase.objects.filter(pk=purchase.pk).update(status="unpaid")
-    assert only_row().share == str(shops[1].pk), "armed in bulk"
 
 
 def test_the_value_may_lie_beyond_relations(declare: Declare, shops: list[Channel]) -> None:
@@ -266,23 +252,3 @@ def test_a_work_begins_only_in_a_slot_of_its_own_value(by_shop: Policy, shops: l
     dispatch.submit_due()
     assert len(submitted) == 1, "it is released: there is no slot of A any more"
     assert dispatch.in_flight == 1
-
-
-def test_workers_keep_the_rate_of_each_value(
-    without_redis: None, declare: Declare, shops: list[Channel], start_worker: StartWorker
-) -> None:
-    begins = Begins()
-    policy = declare(Purchase, begins, name="by", limits=limited(40, seconds=3))
-    due(policy, shops[0], 50, minutes=50)
-    for shop in shops[1:]:
-        due(policy, shop, 6, minutes=5)
-    for _ in range(2):
-        start_worker(concurrency=2)
-    wait_until(lambda: Timeout.objects.filter(share=str(shops[2].pk)).pending().count() == 0, "all of C have fired")
-    assert Timeout.objects.filter(share=str(shops[0].pk)).pending().exists(), "A still waits"
-    wait_until(all_are("fired"), "all have fired")
-    of = dict(Timeout.objects.values_list("pk", "share"))
-    for shop in shops:
-        own = Begins()
-        own.at = [at for at, id in zip(begins.at, begins.ids, strict=True) if of[id] == str(shop.pk)]
-        assert own.most_within(3.0) <= 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +26,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.test_outside import raise_busy
 from tests.integration.operations.conftest import as_if
 from tests.support.waiting import wait_until
-from tests.support.workers import (
-    RunningWorker,
-    StartWorker,
-    all_are,
-    due_orders,
-    events,
-    needs_more_connections,
-)
+from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, needs_more_connections
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_more_connections]
@@ -183,30 +175,6 @@ def test_a_handler_that_kills_its_process_lease_after_lease_does_not_delay_other
     due_orders("remind")
     wait_until(lambda: Effect.objects.filter(what="remind").exists())
     assert len(KillingExecutor.killed) <= 4, "within a lease"
-
-
-def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_back(
-    start: Any, receive: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its client raises."""
-    caplog.set_level(logging.INFO, logger="django_delayq")
-    is_down, send = [True], QueueExecutor.send
-
-    def fail(executor: QueueExecutor, message: dict[str, Any]) -> None:
-        if is_down:
-            raise SystemExit(1)
-        send(executor, message)
-
-    monkeypatch.setattr(QueueExecutor, "send", fail)
-    due_orders("remind", 30)
-    receive()
-    start()
-    wait_until(lambda: events(caplog).count("executor_refused") == 1)
-    is_down.clear()
-    wait_until(all_are("fired"))
-    told = [getattr(record, "event", "") for record in caplog.records]
-    assert (told.count("broker_away"), told.count("broker_back")) == (1, 1)
-    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
 
 
 def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(

@@ -28,7 +28,7 @@ from django_delayq.worker.background import Background
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import MAX_TAKEN, Lines
 from django_delayq.worker.sweep import Sweep
-from tests.support.workers import Declare, due_orders, needs_more_connections, queue_in_redis
+from tests.support.workers import Declare, due_orders, queue_in_redis
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -199,22 +199,6 @@ def connected(threads: int) -> Worker:
     return worker
 
 
-@pytest.mark.parametrize("source", ["redis"], indirect=True)
-def test_a_worker_without_room_waits_for_its_threads_when_redis_is_back(source: str) -> None:
-    """It reads the ledger until that has no more, and would do so all the time while its threads are busy."""
-    due_orders("remind", 10)
-    sources, lines = connected(4).sources, Lines("default", 4, 0.5)
-    sources._must_poll = True
-    taken = sources.take(lines, 100)
-    assert (len(taken.deliveries), taken.is_part) == (4, True)
-    lines.in_flight[REMIND] = 4
-    assert sources.take(lines, 100).wait_seconds > 0.5
-    lines.in_flight.clear()
-    lines.completed(REMIND, 100)
-    assert len(sources.take(lines, 100).deliveries) == 6
-    assert not sources._must_poll
-
-
 @pytest.mark.parametrize("is_quick", [True, False])
 def test_a_flood_delays_another_policy_by_one_firing_of_each_thread(
     source: str, declare: Declare, is_quick: bool
@@ -243,27 +227,6 @@ def test_a_flood_delays_another_policy_by_one_firing_of_each_thread(
         make_pass()
     assert len(fired) <= threads + 1
     assert Timeout.objects.filter(policy=flood.label).pending().count() > 200
-
-
-@needs_more_connections
-@pytest.mark.parametrize(("threads", "fails", "unheeded"), [(1, 0, 9), (20, 0, 9), (21, 0, 0), (4, 1, 0)])
-def test_a_worker_sleeps_until_reports_leave_room_worth_a_round_trip(
-    declare: Declare, threads: int, fails: int, unheeded: int
-) -> None:
-    """A quarter of what it has; but each one, if its threads could begin all of that at once, or if it is to retry."""
-    policy = declare(Order, name="briefly", handler=lambda *_: 1 / (1 - fails))
-    due_orders(policy, 40)
-    worker, executor = Worker(concurrency=threads), Threads()
-    dispatch = Dispatch(worker, executor)
-    dispatch.lines.completed(policy.label, 40)
-    worker._pass(dispatch)
-    assert dispatch.in_flight == 40
-    dispatch.let_run()
-    for _ in range(unheeded):
-        executor.run_next()
-    assert worker._wakeup._calls.empty()
-    executor.run_next()
-    assert not worker._wakeup._calls.empty()
 
 
 # What a worker may not fire
