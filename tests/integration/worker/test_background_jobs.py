@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,13 +19,12 @@ from django_delayq.arming import scan
 from django_delayq.arming import sync as sync_module
 from django_delayq.backoff import Backoff
 from django_delayq.firing import plan
-from django_delayq.ledger.claiming import claim_each
 from django_delayq.ledger.db_connections import needs_new_connection
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations import advance_clock
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, background
-from django_delayq.worker.background import Background, Job, PeriodicThread
+from django_delayq.worker.background import Background, Job
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, queue_in_redis
@@ -105,15 +103,6 @@ def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, setti
     assert first is not None and second is not None and first < second
 
 
-@pytest.mark.usefixtures("without_redis")
-def test_a_claim_of_a_worker_with_another_lease_is_honored(settings: Settings) -> None:
-    due_orders("remind")
-    for lease, claimed_for in [(timedelta(seconds=5), timedelta(seconds=100)), (timedelta(hours=1),) * 2]:
-        settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease}
-        Timeout.objects.update(claims=1, claimed_until=timezone.now() + claimed_for)
-        assert not claim_each("default", None, {"testapp.order.remind": 10}, timedelta(seconds=5)).claims
-
-
 # After errors
 
 own_session = pytest.mark.skipif(bool(POOL or POOLER), reason="another thread or client gets the session next")
@@ -180,21 +169,6 @@ def test_a_job_on_a_connection_that_was_cut_or_became_read_only_opens_another_on
     assert not needs_new_connection(ZeroDivisionError())
 
 
-@pytest.mark.parametrize("work", [away, sys.exit], ids=["the database fails", "code of the project exits"])
-def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(
-    caplog: pytest.LogCaptureFixture, work: Callable[[], object]
-) -> None:
-    """Python ends a thread silently after SystemExit. The worker would run without its sync, or its sweep."""
-    job = Job.every(MINUTE, "test", work)
-    for longest in (1, 2, 4, 8):
-        job.run()
-        assert longest / 2 - 0.4 < job.seconds_left <= longest
-    for _ in range(5):
-        job.run()
-    assert 30 - 5 < job.seconds_left <= 60, "and never more often than its own interval in the end"
-    assert events(caplog) == ["background_failed"]
-
-
 @pytest.mark.parametrize("lease", [6, 60])
 def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_locked(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, lease: int
@@ -248,29 +222,6 @@ def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(
     assert synced[policies:] == [synced[0]]
     tables.run(at_once=True)
     assert len(synced) == policies + 1, "after a success, not before the next interval"
-
-
-def test_a_long_job_lets_urgent_ones_run_between_its_pages() -> None:
-    ran: list[str] = []
-    thread = PeriodicThread("test")
-
-    def sweep() -> None:
-        for page in range(3):
-            ran.append(f"page {page}")
-            wait_until(lambda: not thread.jobs[0].seconds_left)
-            thread.run_urgent()
-        thread.stop()
-
-    def extend() -> float:
-        ran.append("leases")
-        return 0.05
-
-    thread.jobs += [Job("leases", extend, begins_in=0.05), Job.every(MINUTE, "sweep", sweep)]
-    thread.start()
-    thread.join(100)
-    assert [each for each in ran if each != "leases"] == ["page 0", "page 1", "page 2"]
-    between = ran[ran.index("page 0") : ran.index("page 2")]
-    assert between.count("leases") >= 2
 
 
 @pytest.mark.usefixtures("without_redis")

@@ -36,16 +36,6 @@ def test_redis_is_told_moments_by_its_own_clock(clocks: ClockSkew) -> None:
     assert clocks.redis_ms(NOON) == NOON_MS + 120_000
 
 
-def test_of_many_answers_the_quickest_counts_and_the_clock_goes_on_from_it(clocks: ClockSkew, steady: Steady) -> None:
-    look(clocks, delay_ms=80)
-    look(clocks, times=1)
-    look(clocks, delay_ms=500)
-    assert clocks.redis_ms(NOON) == NOON_MS
-    assert clocks.now() == NOON
-    steady.seconds += 90
-    assert clocks.now() == NOON + timedelta(seconds=90)
-
-
 def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: ClockSkew, steady: Steady) -> None:
     look(clocks, TEN_MINUTES_MS)
     for _ in range(3):

@@ -145,3 +145,6 @@ def test_the_last_line_counts_each_timeout_once_by_its_last_outcome(
     monkeypatch.setattr(dispatching, "plan", then_settled)
     assert last_line(caplog) == {"fired": 6, "settled_before": 1, "to_be_tried_again": 2}
     assert states() == {"fired": 7, "pending": 2}
+    monkeypatch.setattr(dispatching, "MAX_LOST", 2)  # a worker that runs for months keeps few ids
+    due_orders(declare(Order, fails(9), name="once", retry=dq.Retry([timedelta(hours=1)])), 5)
+    assert last_line(caplog) == {"to_be_tried_again": 5}

@@ -14,12 +14,11 @@ import pytest
 from pytest_django import Settings
 
 from django_delayq import Snooze, schedule_timeout
-from django_delayq.conf import ConfigError
 from django_delayq.firing import Report, Work, run
-from django_delayq.firing.executors import Executor, make_executor
+from django_delayq.firing.executors import Executor
 from django_delayq.models import Timeout
 from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, states
+from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,16 +113,6 @@ def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any
 
 
 @WITH_REDIS
-@pytest.mark.parametrize("fault", [raises, keeps_silent], ids=lambda fault: fault.__name__)
-def test_a_worker_that_is_stopped_meanwhile_ends_in_order(start: Any, fault: Any) -> None:
-    due_orders("remind", 3)
-    running = start(fault, times=10**6)
-    wait_until(lambda: Scripted.made and Scripted.made[-1].seen)
-    running.stop()
-    assert set(states()) <= {"pending", "fired"}
-
-
-@WITH_REDIS
 def test_an_executor_that_refuses_is_asked_again_long_before_the_lease_ends_and_named_in_the_log(
     start: Any, caplog: Any
 ) -> None:
@@ -135,19 +124,6 @@ def test_an_executor_that_refuses_is_asked_again_long_before_the_lease_ends_and_
     assert f"{__name__}.Scripted" in said
     wait_until(lambda: "executor_back" in [getattr(record, "event", "") for record in caplog.records])
     assert "database_away" not in events(caplog)
-
-
-class Unmakeable:
-    """Its constructor asks a broker that is not there."""
-
-    def __init__(self, using: str, concurrency: int) -> None:
-        raise OSError("no broker")
-
-
-def test_an_executor_that_cannot_be_made_is_named(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Unmakeable"}
-    with pytest.raises(ConfigError, match=r"Unmakeable', which cannot be made: OSError: no broker"):
-        make_executor("default", 2)
 
 
 FORGED: dict[str, dict[str, Any]] = {

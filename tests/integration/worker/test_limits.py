@@ -13,7 +13,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from django_delayq.conf import ConfigError
-from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
+from django_delayq.ledger.db_connections import Limit, pool_limit
 from django_delayq.monitoring import doctor
 from django_delayq.worker import Worker
 from django_delayq.worker.supervisor import default_count
@@ -89,10 +89,3 @@ def test_the_processes_of_one_supervisor_share_the_connections_that_the_server_a
     worker.limit_concurrency(Limit(11, "it"))
     assert worker.concurrency == 2
     assert "it, for each of 2 processes, allows 5 connections, but a worker with 4" in caplog.text
-
-
-@pytest.mark.dialect
-@pytest.mark.skipif(connection.vendor == "postgresql", reason="not of PostgreSQL")
-def test_other_servers_have_no_pool_and_by_default_no_limit() -> None:
-    assert pool_limit("default") is None
-    assert server_limit("default") is None

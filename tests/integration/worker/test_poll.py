@@ -11,6 +11,7 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import Limits, Rate, clock
+from django_delayq.conf import get_settings
 from django_delayq.firing.planning import plan
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
@@ -57,6 +58,8 @@ def test_what_is_due_is_claimed_by_one_and_counted_and_again_when_its_claim_has_
     rows = due_orders("remind", 3)
     due_orders("remind", 1, hours=1)
     assert Poll().taken() == {row.pk: 1 for row in rows}
+    claimed = Timeout.objects.filter(claimed_until__lte=clock.now() + get_settings().lease, claims=1)
+    assert set(claimed) == set(rows)
     assert Poll().taken() == {}
     Timeout.objects.filter(claims__gt=0).update(claimed_until=clock.now() - timedelta(seconds=1))
     assert Poll().taken() == {row.pk: 2 for row in rows}
@@ -74,20 +77,6 @@ def test_what_is_due_before_the_next_poll_is_claimed_and_waited_for(declare: Dec
     assert ([work.ids for work in works], report.early) == ([(soon.pk,)], {soon.pk: soon.run_at})
     assert report.again == {later.pk: later.run_at}
     assert Worker(burst=True).sources.ledger.ahead == timedelta(0), "a burst claims due rows only"
-
-
-def test_the_longest_due_come_first_and_it_looks_once_a_second_when_there_is_no_more() -> None:
-    first, second = due_orders("remind", 2)
-    Timeout.objects.filter(pk=second.pk).update(run_at=clock.now() - timedelta(hours=1))
-    one = Poll()
-    assert one.taken(1) == {second.pk: 1}
-    assert one.wait == 0.0
-    assert one.taken(5) == {first.pk: 1}, "there was more, so it is asked at once"
-    due_orders("remind")
-    assert one.taken(5) == {}
-    assert 0 < one.wait <= 1
-    one.check_now()
-    assert one.taken(5)
 
 
 def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None:

@@ -166,20 +166,6 @@ def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
     assert not queries
 
 
-def test_a_worker_that_has_enough_leaves_slots_and_what_waits_for_slots_leaves_room_to_others(rated: Rated) -> None:
-    overdue(rated, 20)
-    busy, full, crowded = (four_threads() for _ in range(3))
-    busy.in_flight[rated.label] = 1
-    assert len(made_sources().take(busy, 100).deliveries) == 3
-    assert len(made_sources().take(four_threads(), 2).deliveries) == 2
-    full.in_flight[rated.label] = 4
-    assert made_sources().take(full, 100).deliveries == {}
-    assert rated.label not in full.declared(), "it is asked again a little later"
-    due_orders("remind", 4)
-    crowded.in_flight[rated.label] = 30
-    assert len(made_sources().take(crowded, 100).deliveries) == 4
-
-
 def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_the_end(
     engine: Engine, rated: Rated
 ) -> None:

@@ -25,7 +25,7 @@ from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sweep import prune
 from tests.integration.data.conftest import Declare, bought
 from tests.integration.worker.test_rates import claim, four_threads, made_sources
-from tests.testapp.market import Channel, Label, Merchant, Purchase
+from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 Policy = dq.TimeoutPolicy[Any]
@@ -92,20 +92,6 @@ def test_the_value_may_lie_beyond_relations(declare: Declare, shops: list[Channe
     policy = declare(Purchase, name="by", limits=limited(by="channel__merchant__name"))
     dq.schedule_timeouts([bought(channel=shops[0]), bought(channel=None)], policy, minutes=1)
     assert shares() == ["A", ""]
-
-
-def test_long_values_are_told_apart_and_case_matters(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = declare(Purchase, name="by", limits=limited(by="status"))
-    dq.schedule_timeouts([bought(status=status) for status in ("a", "A", "a ", "b" * 20)], policy, seconds=0)
-    assert len(claim(policy).slots) == 4
-    Timeout.objects.all().delete()
-    policy = declare(Label, name="by", limits=limited(by="name"))
-    monkeypatch.setattr("django_delayq.ledger.shares.MAX_SHARE", 16)
-    names = ("n" * 16, "n" * 17, "n" * 18, "n" * 18)
-    dq.schedule_timeouts([Label.objects.create(name=name) for name in names], policy, minutes=1)
-    first, *digests = shares()
-    assert (first, [len(digest) for digest in digests]) == ("n" * 16, [16, 16, 16])
-    assert len({first, *digests}) == 3, "what is longer than the column is a digest"
 
 
 @pytest.mark.parametrize(

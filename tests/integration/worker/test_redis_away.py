@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-import redis
 from django.core.checks import run_checks
 from pytest_django import Settings
 
-from django_delayq.engine.scripts import translated
-from django_delayq.exceptions import EngineFull, EngineUnavailable
+from django_delayq.exceptions import EngineFull
 from django_delayq.redis_clients import forget_engine
 from django_delayq.worker.servers import RedisHealth
 from tests.e2e.outages.conftest import once
@@ -110,11 +108,3 @@ def test_a_check_names_a_redis_that_throws_out_due_times(own_redis: RedisProcess
     found = [message.msg for message in run_checks(tags=["django_delayq"], include_deployment_checks=True)]
     assert any(policy in message for message in found) == is_told
     assert not any(policy in message.msg for message in run_checks(tags=["django_delayq"]))
-
-
-def test_whatever_a_full_redis_says_it_is_not_taken_for_one_that_is_away() -> None:
-    with pytest.raises(EngineFull), translated(redis.Redis()):
-        raise redis.ResponseError("Error running script (call to f_1): @user_script:9: -OOM command not allowed")
-    with pytest.raises(EngineUnavailable) as away, translated(redis.Redis()):
-        raise redis.ConnectionError("no ZOOM here")
-    assert not isinstance(away.value, EngineFull)

@@ -270,24 +270,6 @@ def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [vars(record)["event"] for record in caplog.records]
 
 
-def test_after_a_failure_nothing_passes_until_the_pause_is_over(
-    breaker: Breaker, server: Server, steady: Steady
-) -> None:
-    assert breaker.call(server) == "answer"
-    fail(breaker, server)
-    steady.seconds += Backoff.first - 0.01
-    assert all(refused(breaker, server) for _ in range(100))
-    assert server.asked == 2
-    steady.seconds += 0.01
-    probe(breaker, server)
-    assert not breaker.is_open
-    assert breaker.call(server) == "answer"
-    server.error = EngineError("NOPERM")
-    with pytest.raises(EngineError, match="NOPERM"):
-        breaker.call(server)
-    assert breaker.is_open, "a refusal opens it too"
-
-
 def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(breaker: Breaker, server: Server, steady: Steady) -> None:
     fail(breaker, server)
     server.error = None

@@ -17,10 +17,8 @@ from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.engine.engine import DUE_UNIT, DelayQueue
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sweep import Sweep
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events, worker_engine
+from tests.support.workers import StartWorker, all_are, due_orders, worker_engine
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -104,22 +102,6 @@ def test_due_timeouts_fire(
     with again_and_again(getattr(Attack(with_redis, queue), attack)):
         start_worker()
         wait_until(all_are("fired"), "all have fired")
-
-
-def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(
-    queue: DelayQueue, with_redis: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    [row, other] = due_orders("remind", 2)
-    Timeout.objects.filter(pk=other.pk).update(policy="of.another.release")
-    attack = Attack(with_redis, queue)
-    attack.lines()
-    attack.junk_heads()
-    with worker_engine() as engine:
-        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-    client: Any = with_redis
-    assert {key.decode() for key in client.zrange(queue.keys.heads, 0, -1)} == {row.policy, "of.another.release"}
-    assert {key.decode() for key in client.keys(queue.keys.line("") + "*")} == set(attack.lines_of_rows.values())
-    assert events(caplog, "django_delayq.engine") == ["foreign_lines"]
 
 
 @pytest.mark.parametrize("attack", ["heads", "leases"])

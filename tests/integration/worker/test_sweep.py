@@ -269,20 +269,6 @@ def test_expired_rows_that_are_locked_do_not_keep_the_sweep_busy(monkeypatch: py
     assert sweep.settle_all_expired("default") == 4
 
 
-def test_a_worker_that_never_has_a_turn_takes_one_in_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forged turn does not stop the workers from sweeping: without sweeps timeouts would be lost."""
-    now = [1000.0]
-    monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
-
-    def asked_after(seconds: float) -> bool:
-        engine.client.set(turn_key(engine.prefix, "prune"), 1, px=50_000)
-        now[0] += seconds
-        return try_claim_turn(engine, "prune", MINUTE)
-
-    turns = [asked_after(60.0) for _ in range(2 * sweep.MAX_MISSED + 2)]
-    assert [number for number, turn in enumerate(turns) if turn] == [sweep.MAX_MISSED, 2 * sweep.MAX_MISSED]
-
-
 @pytest.mark.parametrize("forged", ["without end", "for ten minutes", "another type"])
 def test_a_turn_that_lasts_longer_than_any_is_taken_back(engine: Engine, forged: str) -> None:
     key = turn_key(engine.prefix, "sweep")

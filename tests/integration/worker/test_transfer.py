@@ -14,7 +14,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import POLL_SECONDS
-from django_delayq.worker.sources.redis import LEAD_MS, RedisSource
+from django_delayq.worker.sources.redis import RedisSource
 from tests.engine.redis_process import RedisProcess
 from tests.support.workers import worker_engine
 
@@ -46,10 +46,6 @@ def fill(engine: Engine, queue: str, ids: Iterable[int], due_ms: int = 0, line: 
         engine.queue(queue, engine.shard_of(id)).ensure(line, [(id, due_ms)])
 
 
-def now_ms(engine: Engine) -> int:
-    return engine.queue("default", 0).stats_of(REMIND).now_ms
-
-
 def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
     fill(engine, "a", range(1, 500))
     fill(engine, "a", range(1000, 1005), line=LINGER)
@@ -63,17 +59,6 @@ def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
     assert one.wait == 0
     assert 0 < one.seconds_left(one.lines.declared(), {REMIND, UNPAID}) <= POLL_SECONDS
     assert engine.queue("a", 0).stats_of("testapp.order.of_another_release").leased == 0, "which is not asked"
-
-
-def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
-    one = Transfer(engine, "a", "b")
-    assert one.taken() == {}
-    assert POLL_SECONDS * 0.5 < one.wait <= POLL_SECONDS - LEAD_MS / 1000, "so it knows each deadline before it"
-    fill(engine, "b", [1], now_ms(engine) + 900)
-    assert one.taken() == {}, "it checks again only after `check_now`"
-    one.check_now()
-    assert one.taken() == {}
-    assert 0 < one.wait <= (900 - LEAD_MS) / 1000
 
 
 def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
