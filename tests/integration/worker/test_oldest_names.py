@@ -63,11 +63,7 @@ def renamed(deploy: Deploy) -> Order:
 
 @pytest.mark.parametrize(
     ("name", "aliases"),
-    [
-        ("chase", []),
-        ("collect", ["chase", "dun"]),
-        ("collect", ["sales.order.dun", "chase"]),
-    ],
+    [("chase", []), ("collect", ["chase", "dun"]), ("collect", ["sales.order.dun", "chase"])],
     ids=str,
 )
 def test_a_worker_that_would_not_find_the_timeouts_is_refused(

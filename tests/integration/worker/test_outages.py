@@ -115,11 +115,11 @@ class Failing:
         return self.function(*arguments)
 
 
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_a_database_that_fails_is_asked_again_and_told_of_once(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = Failing(plan, 3)
+    failing = Failing(plan, 2)
     monkeypatch.setattr("django_delayq.worker.dispatch.plan", failing)
     due_orders("remind", 5)
     start_worker()

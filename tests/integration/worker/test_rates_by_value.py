@@ -6,7 +6,6 @@ import random
 import time
 from collections import defaultdict
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,13 +17,11 @@ from django_delayq.firing import Report, plan
 from django_delayq.ledger import claiming
 from django_delayq.ledger.claiming import TURN_SECONDS, Slot, Spacing
 from django_delayq.models import RateShare, Timeout
-from django_delayq.worker import Worker
-from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sweep import prune
 from tests.integration.data.conftest import Declare, bought
-from tests.integration.worker.test_rates import claim, four_threads, made_sources
+from tests.integration.worker.test_rates import Silent, claim, dispatch_to, four_threads, made_sources
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -116,18 +113,6 @@ def test_what_leads_to_no_column_or_to_works_of_several_is_refused(
 # The claims
 
 
-def test_each_value_has_slots_of_its_own(by_shop: Policy, shops: list[Channel]) -> None:
-    ids = {shop.pk: due(by_shop, shop, 30) for shop in shops}
-    granted = claim(by_shop)
-    assert list(granted.claimed.claims.values()) == [1] * 30
-    for shop in shops:
-        own = [granted.slots[id].begin_at for id in ids[shop.pk][:10]]
-        assert [later - first for first, later in pairwise(own)] == [pytest.approx(2.125 / 20)] * 9
-        assert {granted.slots[id].share for id in ids[shop.pk][:10]} == {str(shop.pk)}
-    assert 0.5 < granted.wait_seconds < 0.6
-    assert (claim(by_shop).slots, claim(by_shop).has_more) == ({}, True)
-
-
 def test_a_flood_of_one_value_leaves_the_first_claim_to_others_too(by_shop: Policy, shops: list[Channel]) -> None:
     flood = due(by_shop, shops[0], 2_000, minutes=60)
     [other], [third] = due(by_shop, shops[1], minutes=2), due(by_shop, shops[2], minutes=1)
@@ -214,13 +199,7 @@ def test_a_work_begins_only_in_a_slot_of_its_own_value(by_shop: Policy, shops: l
     """A slot of A that is over delays the works of A, and none of B begins in it."""
     first, second = due(by_shop, shops[0], 2)
     [other] = due(by_shop, shops[1])
-    submitted: list[Any] = []
-
-    class Silent:
-        def submit(self, work: Any, done: Any) -> None:
-            submitted.append((work, done))
-
-    dispatch, now = Dispatch(Worker(concurrency=1), Silent()), time.monotonic()  # type: ignore[arg-type]
+    dispatch, now = dispatch_to(executor := Silent()), time.monotonic()
     slots = {
         first: Slot(now - 9, now - 8, "A"),
         second: Slot(now - 1, now + 60, "A"),
@@ -230,11 +209,11 @@ def test_a_work_begins_only_in_a_slot_of_its_own_value(by_shop: Policy, shops: l
     assert {(work.ids, work.share) for work in works} == {((second,), "A"), ((other,), "B")}
     assert "share" not in works[0].as_dict()
     dispatch.add(Batch(dict.fromkeys(slots, 1), slots=slots))
-    assert [work.ids for work, _ in submitted] == [(first,)]
+    assert [work.ids for work, _ in executor.works] == [(first,)]
     assert 30 < dispatch.seconds_left <= 60, "that of B comes later, and the second one of A is left without a slot"
-    work, done = submitted[0]
+    work, done = executor.works[0]
     done(work, Report(missed=True))
     assert dispatch.collect() == 1
     dispatch.submit_due()
-    assert len(submitted) == 1, "it is released: there is no slot of A any more"
+    assert len(executor.works) == 1, "it is released: there is no slot of A any more"
     assert dispatch.in_flight == 1

@@ -211,9 +211,7 @@ def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_da
     assert pauses == [10, EXTEND_LOCKED_SECONDS, EXTEND_RETRY_SECONDS, 10]
 
 
-def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_seconds_only(
-    declare: Any,
-) -> None:
+def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_seconds_only(declare: Any) -> None:
     calls: list[int] = []
 
     def handler(order: Order, timeout: Timeout) -> None:

@@ -120,18 +120,6 @@ def test_what_is_left_to_others_is_not_asked_for_until_a_timeout_completes_or_th
     assert limits(worker, REMIND) == {REMIND: 4}
 
 
-def test_a_batch_counts_as_what_one_thread_can_begin_and_former_labels_share_one_part(
-    worker: Lines, declare: Declare
-) -> None:
-    batches = declare(Order, name="in_batches", batch=50)
-    assert limits(worker, batches.label) == {batches.label: 200}
-    policy = declare(Order, name="now", aliases=("testapp.order.then",))
-    worker.completed(policy.label, 100)
-    worker.completed(REMIND, 100)
-    found = limits(worker, *policy.labels, REMIND)
-    assert found == {"testapp.order.now": 50, "testapp.order.then": 50, REMIND: 100}
-
-
 def test_of_many_slow_policies_it_holds_no_more_than_twice_what_its_threads_run_and_they_take_turns(
     declare: Declare,
 ) -> None:
