@@ -179,7 +179,7 @@ def test_no_value_exceeds_its_rate_whatever_is_due(declare: Declare, shops: list
     monkeypatch.setattr(claiming, "database_now", lambda _: start + timedelta(seconds=moment))
     monkeypatch.setattr(claiming, "monotonic", lambda: moment)
     monkeypatch.setattr(claiming, "DatabaseNow", lambda: Value(start + timedelta(seconds=moment)))
-    for _ in range(60):
+    for _ in range(40):
         if chance.random() < 0.5:
             due(policy, chance.choice([None, *shops]), chance.randint(1, 12), minutes=chance.randint(1, 60))
         granted = claim(policy, chance.randint(1, 9))

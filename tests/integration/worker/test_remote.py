@@ -38,11 +38,9 @@ class QueueExecutor(RemoteExecutor):
     """Sends JSON to a queue of this process."""
 
     queue: SimpleQueue[str | None] = SimpleQueue()
-    sent: list[str] = []
 
     def send(self, message: dict[str, Any]) -> None:
-        self.sent.append(json.dumps(message))
-        self.queue.put(self.sent[-1])
+        self.queue.put(json.dumps(message))
 
 
 class KillingExecutor(QueueExecutor):
@@ -73,7 +71,7 @@ def start(with_redis: Any, start_worker: StartWorker, settings: Settings) -> Cal
         settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.{executor.__name__}", "LEASE": lease}
         return start_worker()
 
-    QueueExecutor.queue, QueueExecutor.sent = SimpleQueue(), []
+    QueueExecutor.queue = SimpleQueue()
     return do
 
 
