@@ -22,8 +22,6 @@ from tests.support.workers import RunningWorker, StartWorker, all_are, due_order
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
-"""Where the source of due timeouts changes nothing."""
 LEASE = timedelta(seconds=1)
 
 
@@ -49,7 +47,7 @@ class Scripted(Executor):
 
 
 @pytest.fixture
-def start(source: str, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
+def start(with_redis: Any, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
     """Start a worker whose executor treats the first `times` works as `script` defines."""
 
     def do(script: Any, times: int = 1, lease: timedelta = LEASE) -> RunningWorker:
@@ -95,7 +93,6 @@ def answers_twice_and_with_another_work(executor: Scripted, work: Work, done: An
 FAULTS = [raises, refuses, loses, keeps_silent, answers_nothing, answers_garbage, answers_twice_and_with_another_work]
 
 
-@WITH_REDIS
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any, caplog: Any) -> None:
     caplog.set_level(logging.INFO, logger="django_delayq")
@@ -112,7 +109,6 @@ def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any
         assert {work.ids for work in others if work.suspect} >= {(id,) for id in first.ids}
 
 
-@WITH_REDIS
 def test_an_executor_that_refuses_is_asked_again_long_before_the_lease_ends_and_named_in_the_log(
     start: Any, caplog: Any
 ) -> None:

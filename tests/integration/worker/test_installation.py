@@ -17,9 +17,7 @@ from pytest_django import Settings
 from django_delayq import redis_clients
 from django_delayq.contrib.remote import fire
 from django_delayq.exceptions import WrongInstallation
-from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
-from django_delayq.sql.now import database_now
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, states
 
@@ -100,22 +98,6 @@ def test_the_command_exits_with_3(without_redis: None, copied: None) -> None:
     with pytest.raises(CommandError, match="delayq_adopt") as raised:
         call_command("delayq_worker", "--burst", verbosity=0)
     assert raised.value.returncode == 3
-
-
-@pytest.mark.dialect
-def test_of_several_first_workers_one_name_wins(
-    without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called("staging")
-
-    def another_is_faster(using: str) -> Any:
-        named("production")
-        return database_now(using)
-
-    monkeypatch.setattr(installation, "database_now", another_is_faster)  # between its read and its insert
-    with pytest.raises(WrongInstallation):
-        installation.check("default")
-    assert Installation.objects.get().name == "production"
 
 
 def test_a_process_of_a_task_queue_fires_nothing_of_another_installation(

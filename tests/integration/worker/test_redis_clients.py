@@ -203,6 +203,9 @@ def test_a_wrong_url_is_refused_without_showing_what_may_be_a_password(url: str)
         shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
 
 
+# The circuit breaker
+
+
 class Server:
     """The server behind the breaker: it answers, fails, or hangs until released. Counts the calls."""
 

@@ -26,7 +26,7 @@ from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.integration.operations.conftest import as_if
 from tests.support.lines import lines_of, lose_entries, remove_ids
 from tests.support.waiting import wait_until
-from tests.support.workers import due_orders, worker_engine
+from tests.support.workers import due_orders
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 REMIND = "testapp.order.remind"
@@ -190,18 +190,6 @@ def test_what_comes_within_the_horizon_or_was_just_committed_and_few_losses_are_
     assert len(in_redis(engine)) == 60 + lost
     assert restored(caplog) == []
     assert counted == ([lost] if lost else [])
-
-
-def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_redis: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 3}
-    rows = due_orders("remind", 6, hours=2)
-    Timeout.objects.update(run_at=clock.now())
-    Timeout.objects.filter(pk=rows[0].pk).update(queue="mail")
-    with worker_engine() as engine:
-        a_sweep(engine).run_once()
-        for row in rows:
-            queue = "mail" if row is rows[0] else "default"
-            assert row.pk in dict(engine.queue(queue, engine.shard_of(row.pk)).peek())
 
 
 def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
