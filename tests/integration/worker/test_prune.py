@@ -145,13 +145,14 @@ def test_the_command_prunes_by_retention_or_by_an_age_of_at_least_half_of_it(
     assert capsys.readouterr().out.endswith(f"1 timeout of {audited} settled more than 366 days ago was deleted\n")
 
 
+@pytest.mark.parametrize(("kept_days", "ages"), [(4, (2, 4)), (0, (0, 2))], ids=["some days", "nothing"])
 def test_the_sync_arms_no_round_whose_row_may_have_been_pruned_by_its_policy(
-    declare: Callable[..., Any], settings: Any
+    declare: Callable[..., Any], settings: Any, kept_days: int, ages: tuple[int, int]
 ) -> None:
     """It may have fired, and would fire again."""
     settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY, "CATCH_UP": DAY / 2}
-    policy = declare(Order, name="short", after=DAY, **WAITING, retention=4 * DAY)
-    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in (2, 4))
+    policy = declare(Order, name="short", after=DAY, **WAITING, retention=kept_days * DAY)
+    Order.objects.bulk_create(Order(status="waiting", created_at=timezone.now() - age * DAY) for age in ages)
     assert [sync_policy(policy, "default").armed for _ in range(2)] == [1, 0]
 
 

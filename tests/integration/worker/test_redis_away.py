@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -22,17 +22,6 @@ from tests.support.workers import StartWorker, all_are, due_orders, events, work
 from tests.testapp.models import Effect
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture
-def behind(settings: Settings, caplog: pytest.LogCaptureFixture) -> Callable[..., None]:
-    """`behind(url)`: Redis is reached there, and the sweep is a minute away. The log has all of this package."""
-
-    def do(url: str, sweep: timedelta = timedelta(minutes=1)) -> None:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": sweep}
-
-    caplog.set_level(logging.INFO, "django_delayq")
-    return do
 
 
 def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledger(
@@ -59,10 +48,11 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
 @pytest.mark.dialect
 @pytest.mark.parametrize("name", ["refused", "silent", "read_only", "cannot_save"])
 def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_says_much(
-    start_worker: StartWorker, behind: Callable[..., None], caplog: pytest.LogCaptureFixture, name: str
+    start_worker: StartWorker, settings: Settings, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
+    caplog.set_level(logging.INFO, "django_delayq")
     with FAULTS[name]() as wire:
-        behind(wire.url, timedelta(seconds=5))
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url, "SWEEP_INTERVAL": timedelta(seconds=5)}
         due_orders("remind", 5, seconds=2)
         opened, began = wire.opened, time.monotonic()
         running = start_worker()
