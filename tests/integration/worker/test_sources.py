@@ -1,32 +1,108 @@
-"""Without Redis: claims on rows of the ledger."""
+"""What a worker takes, and what it gives back: entries of lines in Redis, or claims on rows of the ledger."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
+from pytest_django import Settings
 
-from django_delayq import Limits, Rate, clock, operations
+from django_delayq import Limits, Rate, clock
+from django_delayq.conf import get_settings
+from django_delayq.engine.engine import Engine
+from django_delayq.exceptions import EngineError
 from django_delayq.firing.planning import plan
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import POLL_SECONDS, LedgerSource
+from django_delayq.worker.sources.redis import RedisSource
 from tests.e2e.races.sessions import impatient
+from tests.engine.redis_process import RedisProcess
 from tests.integration.firing.conftest import locking, needs_row_locks
-from tests.support.workers import Declare, due_orders
+from tests.support.workers import Declare, due_orders, worker_engine
 from tests.testapp.models import Order
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
+in_the_ledger = pytest.mark.usefixtures("without_redis")
+REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
+
+
+class Transfer(RedisSource):
+    """A source that is asked for so many of each line that may have due entries."""
+
+    def __init__(self, engine: Engine, *queues: str) -> None:
+        super().__init__(engine, queues, ClockSkew("default"))
+        self.lines = Lines("default", 4, 0.5)
+
+    def taken(self, room: int = 10) -> dict[int, int]:
+        """Return the deliveries, at most `room` of each line."""
+        found = self.take(dict.fromkeys(self.due(self.lines), room))
+        return {id: count for of_line in found.values() for id, count in of_line.items()}
+
+
+def fill(engine: Engine, queue: str, ids: Iterable[int], due_ms: int = 0, line: str = REMIND) -> None:
+    for id in ids:
+        engine.queue(queue, engine.shard_of(id)).ensure(line, [(id, due_ms)])
+
+
+def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
+    fill(engine, "a", range(1, 500))
+    fill(engine, "a", range(1000, 1005), line=LINGER)
+    fill(engine, "b", range(2000, 2005), line=UNPAID)
+    fill(engine, "a", range(3000, 3005), line="testapp.order.of_another_release")
+    one = Transfer(engine, "a", "b")
+    assert sorted(one.due(one.lines)) == sorted([REMIND, LINGER, UNPAID])
+    found = one.take({REMIND: 30, LINGER: 10, UNPAID: 2})
+    assert {line: len(ids) for line, ids in found.items()} == {REMIND: 30, LINGER: 5, UNPAID: 2}
+    assert sorted(one.due(one.lines)) == sorted([REMIND, UNPAID])
+    assert one.seconds_left(one.lines.declared(), ()) == 0
+    assert 0 < one.seconds_left(one.lines.declared(), {REMIND, UNPAID}) <= POLL_SECONDS
+    assert engine.queue("a", 0).stats_of("testapp.order.of_another_release").leased == 0, "which is not asked"
+
+
+def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
+    fill(engine, "a", range(1, 4))
+    fill(engine, "a", range(4, 6), line=LINGER)
+    one, queue = Transfer(engine, "a"), engine.queue("a", 0)
+    one.taken()
+    one.resolve([1, 2], {3: clock.now() + timedelta(minutes=5)})
+    one.flush()
+    assert {id for id, _ in queue.peek()} == {3, 4, 5}
+    assert queue.stats().leased == 2
+    one.resolve([4], {})
+    one.resolve([5], {})
+    one.flush()
+    assert {id for id, _ in queue.peek()} == {3}
+
+
+def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
+    own_redis: RedisProcess, settings: Settings
+) -> None:
+    """Otherwise the worker would extend leases that it does not know of, and no worker would fire their timeouts."""
+    with own_redis.client() as client:
+        client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"])
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shop:secret@127.0.0.1:{own_redis.port}/0"}
+        with worker_engine() as engine:
+            fill(engine, "a", range(1, 4))
+            fill(engine, "b", [4])
+            one = Transfer(engine, "b", "a")
+            assert list(one.due(one.lines)) == [REMIND]
+            client.acl_setuser("shop", reset_keys=True, keys=["*{a.0}*"])
+            with pytest.raises(EngineError):
+                one.take({REMIND: 10})
+            assert engine.queue("a", 0).stats().leased == 3
+            one.flush()
+            assert Transfer(engine, "a").taken() == {1: 1, 2: 1, 3: 1}
+
+
+# The ledger
 
 
 class Poll(LedgerSource):
@@ -42,10 +118,6 @@ class Poll(LedgerSource):
         found = self.take(limits) if limits else {}
         return {id: count for of_line in found.values() for id, count in of_line.items()}
 
-    @property
-    def wait(self) -> float:
-        return self.seconds_left(self.lines.declared(), ())
-
     def give_back(self, *rows: Timeout) -> None:
         """Release the claims on these rows, from now on."""
         self.resolve((), {row.pk: clock.now() for row in rows})
@@ -56,15 +128,19 @@ def expiries() -> dict[int, datetime | None]:
     return dict(Timeout.objects.values_list("pk", "claimed_until"))
 
 
+@in_the_ledger
 def test_what_is_due_is_claimed_by_one_and_counted_and_again_when_its_claim_has_lapsed() -> None:
     rows = due_orders("remind", 3)
     due_orders("remind", 1, hours=1)
     assert Poll().taken() == {row.pk: 1 for row in rows}
+    claimed = Timeout.objects.filter(claimed_until__lte=clock.now() + get_settings().lease, claims=1)
+    assert set(claimed) == set(rows)
     assert Poll().taken() == {}
     Timeout.objects.filter(claims__gt=0).update(claimed_until=clock.now() - timedelta(seconds=1))
     assert Poll().taken() == {row.pk: 2 for row in rows}
 
 
+@in_the_ledger
 def test_what_is_due_before_the_next_poll_is_claimed_and_waited_for(declare: Declare) -> None:
     """Otherwise each timeout would be late by half a second on average. Slots of a rate are for due rows alone."""
     (soon,), (later,) = due_orders("remind", 1, minutes=30), due_orders("remind", 1, hours=2)
@@ -79,20 +155,7 @@ def test_what_is_due_before_the_next_poll_is_claimed_and_waited_for(declare: Dec
     assert Worker(burst=True).sources.ledger.ahead == timedelta(0), "a burst claims due rows only"
 
 
-def test_the_longest_due_come_first_and_it_looks_once_a_second_when_there_is_no_more() -> None:
-    first, second = due_orders("remind", 2)
-    Timeout.objects.filter(pk=second.pk).update(run_at=clock.now() - timedelta(hours=1))
-    one = Poll()
-    assert one.taken(1) == {second.pk: 1}
-    assert one.wait == 0.0
-    assert one.taken(5) == {first.pk: 1}, "there was more, so it is asked at once"
-    due_orders("remind")
-    assert one.taken(5) == {}
-    assert 0 < one.wait <= 1
-    one.check_now()
-    assert one.taken(5)
-
-
+@in_the_ledger
 def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None:
     now_free, later_free, moved, gone = due_orders("remind", 4)
     one = Poll()
@@ -110,6 +173,7 @@ def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None
     assert not queries, "the claim of a row that is gone is released once, too"
 
 
+@in_the_ledger
 def test_claims_are_extended_as_long_as_they_are_held() -> None:
     kept, done = due_orders("remind", 2)
     one = Poll()
@@ -124,6 +188,7 @@ def test_claims_are_extended_as_long_as_they_are_held() -> None:
     assert Poll().taken() == {kept.pk: 1}, "it is released under its new expiry"
 
 
+@in_the_ledger
 @needs_row_locks
 def test_giving_back_and_extending_wait_for_nobody_and_are_made_good_later() -> None:
     """A worker that waited for a locked row, as that of a running handler, would fire nothing else meanwhile."""
@@ -142,6 +207,7 @@ def test_giving_back_and_extending_wait_for_nobody_and_are_made_good_later() -> 
     assert Poll().taken() == {held.pk: 1}, "the claim that was released late is not counted either"
 
 
+@in_the_ledger
 def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many claims are extended in several transactions, and an error in one does not undo those before it."""
     monkeypatch.setattr(claiming, "CHUNK", 1)
@@ -159,41 +225,3 @@ def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatc
         one.extend()
     one.give_back(*rows)
     assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
-
-
-def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
-    rows = due_orders("remind", 60)
-
-    def drain(_: int) -> list[int]:
-        try:
-            one, found = Poll(), []
-            while taken := one.taken(7):
-                found += list(taken)
-                one.check_now()
-            return found
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(4) as pool:
-        counts = Counter(id for found in pool.map(drain, range(4)) for id in found)
-    assert counts == {row.pk: 1 for row in rows}
-
-
-def test_a_look_that_finds_nothing_is_one_query_whatever_is_not_asked(declare: Declare) -> None:
-    """Neither 50 policies, nor what is stopped or not declared, cost another one."""
-    stopped, novel = due_orders("remind", 3), declare(Order, name="novel")
-    due_orders(novel, 3)
-    registry.remove(novel)
-    operations.pause("testapp.order.remind", by="script:test")
-    for number in range(50):
-        declare(Order, name=f"policy_{number}")
-    one = Poll()
-    one.taken()
-    for _ in range(3):
-        one.check_now()
-        with CaptureQueriesContext(connection) as queries:
-            assert one.taken() == {}
-        assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
-    operations.resume("testapp.order.remind", by="script:test")
-    one.check_now()
-    assert one.taken() == {row.pk: 1 for row in stopped}
