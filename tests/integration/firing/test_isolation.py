@@ -92,15 +92,6 @@ def test_what_was_armed_and_fired_since_is_not_armed_again(always: Any, act: Cal
     assert Effect.objects.count() == 1
 
 
-def test_a_sync_goes_by_what_the_row_says_now(always: Any) -> None:
-    order = Order.objects.create(created_at=timezone.now())
-    with an_older_view():
-        in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(created_at=None))
-        dq.sync_timeouts(order)
-    in_another_thread(lambda: dq.sync_timeouts(order))
-    assert not Timeout.objects.pending().exists()
-
-
 def test_a_cancel_or_payment_that_comes_too_late_never_hears_that_it_will_not_happen() -> None:
     order, answers = Order.objects.create(status="new"), []
     due(order)
@@ -184,20 +175,6 @@ def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str)
         session = Session(lambda: VERBS[verb](row))
         session.wait_until_it_waits()
     session.end()
-
-
-def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
-    """The second change shifts by the difference to the delay that the first one set, not to the one before."""
-    hour = timedelta(hours=1)
-    operations.change_delay(always, hour, by="a test")
-    changes = []
-    with transaction.atomic():
-        operations.change_delay(always, 2 * hour, by="a test")
-        other = Session(lambda: changes.append(operations.change_delay(always, 5 * hour, by="another", mode="shift")))
-        other.wait_until_it_waits()
-    other.end()
-    assert [change.details["before"] for change in changes] == [2 * hour.total_seconds()]
-    assert operations.preview_delay(always, None).before == 5 * hour
 
 
 def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:

@@ -14,10 +14,8 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import Late, clock
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.rails.withheld import is_in_shadow
-from django_delayq.ledger.controls import stop_cache
-from django_delayq.models import PolicyControl, Timeout
+from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.operations import change_delay, fire_now, hold, pause, postpone, resume, retry, shadow
 from tests.integration.firing.conftest import MODES, due, fire, state
@@ -142,36 +140,6 @@ def test_a_round_that_was_too_late_is_closed(declare: Declare) -> None:
     assert order.timeouts.filter(policy=policy.label).pending().count() == 1, "another round is open"
 
 
-def test_operators_override_what_is_declared(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="steered", late=Late(HOUR))
-    control = PolicyControl.objects.create(policy=policy.label, changed_at=timezone.now())
-    for order, guard, expected in (
-        (orders[0], None, FIRED),
-        (orders[1], {"after": 7200.0, "then": "dead"}, ("dead", "late")),
-        (orders[2], {"after": 7200.0, "then": "fire"}, FIRED),
-        (orders[3], {"after": "soon"}, LATE),  # nothing of the library writes this
-    ):
-        control.guards = {"late": guard}
-        control.save()
-        stop_cache.forget()
-        row = overdue(due(order, policy))
-        fire(row)
-        assert state(row) == expected
-
-
-@pytest.mark.parametrize("mode", ["together", "batch"])
-def test_three_days_without_a_worker_run_no_handler_and_need_few_transactions(declare: Declare, mode: str) -> None:
-    policy = declare(Order, write, name="away", late=Late(HOUR), **MODES[mode])
-    Order.objects.bulk_create(Order(status="unpaid") for _ in range(100))
-    dq.schedule_timeouts(Order.objects.all(), policy, minutes=30)
-    rows, steps = list(Timeout.objects.filter(policy=policy.label)), list[str]()
-    set_checkpoint_hook(steps.append)
-    with clock.set_to(timezone.now() + timedelta(days=3)):
-        fire(*rows)
-    assert (written(), {state(row) for row in rows}) == ([], {LATE})
-    assert steps.count("begun") == 5
-
-
 # Shadow mode: everything happens but the handler, and the round is closed
 
 
@@ -245,15 +213,6 @@ def test_failures_are_lateness_and_a_snooze_is_not(
     assert hours_late(row, caplog) == {expected}
     [event] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
     assert "5 h after the deadline" in str(event), "the story counts from the deadline"
-
-
-def test_a_snooze_before_it_was_replaced_does_not_hide_lateness(order: Order, declare: Declare, caplog: Log) -> None:
-    policy = declare(Order, name="replaced")
-    due(order, policy)
-    Timeout.objects.update(ready_at=timezone.now() + 10 * HOUR)  # the end of its snooze
-    row = overdue(due(order, policy))
-    fire(row)
-    assert hours_late(row, caplog) == {3}
 
 
 @pytest.mark.parametrize("how", ["armed", "retried", "moved"])

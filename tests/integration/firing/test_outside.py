@@ -6,21 +6,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import get_policy, timeout_dead
+from django_delayq import timeout_dead
 from django_delayq.firing import extend_firing, run, settle_expired
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.settling import settle
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.works import Call
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.after_attempt import WorkerDied
-from django_delayq.signals import timeouts_settling
 from tests.e2e.races.sessions import impatient, needs_row_locks
 from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state, work_of
 from tests.integration.firing.handlers import (
@@ -33,7 +29,7 @@ from tests.integration.firing.handlers import (
     write,
     write_and_raise,
 )
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, receiving, tried, written
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, tried, written
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -268,17 +264,6 @@ def test_whoever_cancels_during_the_firing_is_too_late_and_forbids_further_attem
     assert [each["error"] for each in row.errors] == ["ValueError"] * (error is not None)
 
 
-def test_a_firing_that_a_payment_came_too_late_for_is_retried(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        with pytest.raises(dq.DeadlinePassed), dq.before_deadline(obj, "outside"):
-            pytest.fail("the payment was accepted")
-        raise ValueError("the provider does not answer")
-
-    row = due(order, declare(Order, handler, retry=dq.Retry([0]), **OUTSIDE))
-    assert fire(row).again.keys() == {row.pk}
-    assert (state(row), row.final_attempt) == (PENDING, False)
-
-
 @pytest.mark.parametrize("newer", ["pending", "cancelled", "not seen by the query"])
 def test_a_newer_round_replaces_a_firing_that_then_fails(
     order: Order, declare: Declare, newer: str, monkeypatch: Patch
@@ -301,14 +286,6 @@ def test_a_newer_round_replaces_a_firing_that_then_fails(
     assert Timeout.objects.exclude(pk=row.pk).get().state == ("cancelled" if newer == "cancelled" else "pending")
 
 
-def test_a_newer_round_that_fires_beside_an_older_one_succeeds(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, lambda obj, timeout: timeout.payload or due(obj, "outside", payload=1), **OUTSIDE))
-    assert fire(row).fired
-    newer = Timeout.objects.pending().get()
-    assert fire(newer).fired
-    assert [state(one) for one in (row, newer)] == [FIRED] * 2
-
-
 # Every worker settles attempts that died, in pages; only the first one logs it, and sends the signals
 
 
@@ -324,23 +301,6 @@ def expired(count: int, **values: Any) -> list[Timeout]:
 
 def at_the_third_death(count: int) -> list[Timeout]:
     return expired(count, suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
-
-
-def test_a_death_is_told_once_however_many_workers_find_it(
-    caplog: Log,
-) -> None:
-    [row], called = at_the_third_death(1), list[str]()
-    row.refresh_from_db()
-    seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
-
-    def note(**_: Any) -> None:
-        transaction.on_commit(lambda: called.append(state(row)[0]))
-
-    with receiving(note, timeouts_settling):
-        settle_expired("default")
-    settle(get_policy((Order, "send_outside")), WorkerDied("died"), "default", Call((row.pk,), seen))
-    [line] = logged(caplog, "timeout_dead")
-    assert (line.timeout_id, called) == (row.pk, ["dead"])
 
 
 def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: Patch) -> None:

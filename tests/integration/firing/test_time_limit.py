@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -278,27 +276,3 @@ def test_a_handler_that_fires_others_is_limited_as_a_whole(orders: list[Order], 
 def test_inside_a_transaction_of_a_test_there_is_no_limit(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, lambda *_: time.sleep(2 * LIMIT.total_seconds()), name="slow", limits=LIMITS))
     assert fire(row).fired == (row.pk,)
-
-
-TRACED = """
-import socket, sys, threading, django
-
-django.setup()
-from django_delayq.firing.works import RunningWork
-from django_delayq.firing.time_limits import _interrupt
-
-ours, theirs = socket.socketpair()
-blocked = threading.Thread(target=ours.recv, args=[1], daemon=True)
-blocked.start()
-running = RunningWork(work=None, using="default", report=None, thread_ids={blocked.ident})
-sys.setprofile(lambda *_: None)
-running.interrupt(_interrupt)
-(lambda: print("it continues"))()
-"""
-
-
-def test_under_a_profiler_a_blocked_thread_does_not_make_its_process_hang(child_environment: dict[str, str]) -> None:
-    """Python 3.11 would repeat the first instruction of the next function until that thread wakes up."""
-    command = [sys.executable, "-c", TRACED]
-    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT)
-    assert done.stdout == "it continues\n", done.stderr
