@@ -22,8 +22,7 @@ from tests.integration.firing.conftest import due, fire, in_another_thread
 from tests.integration.firing.handlers import Declare, Log, Patch, both, raising
 from tests.integration.firing.limits import LIMITS, sleep
 from tests.integration.firing.rows import logged, receiving
-from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, due_orders, needs_more_connections
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -164,28 +163,3 @@ def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare
     assert brake_rail.pause_by_brake(policy, before, 100, "default") is None
     assert stop_of(policy) == ("", "")
     assert brake_rail.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
-
-
-@needs_more_connections
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_wrong_condition_fires_little_on_four_threads(source: str, declare: Declare, workers: int) -> None:
-    most, threads = 50, 4
-    policy = declare(Order, name="cancel_too_much", brake=Brake(most, per=PER))
-    orders = Order.objects.bulk_create(Order(status="unpaid") for _ in range(500))
-    dq.schedule_timeouts(Order.objects.filter(pk__in=[order.pk for order in orders]), policy, seconds=0)
-    running = [RunningWorker(concurrency=threads // workers) for _ in range(workers)]
-    try:
-        wait_until(lambda: stop_of(policy) == ("paused", "brake"))
-        [last] = due_orders("linger")
-        wait_until(lambda: Timeout.objects.filter(pk=last.pk, state="fired").exists())
-        first = fired(policy)
-        assert most < first <= most + threads
-        assert PolicyChange.objects.filter(policy=policy.label).count() == 1
-        resume(policy, by=BY)
-        wait_until(lambda: stop_of(policy) == ("paused", "brake"))
-        wait_until(lambda: fired(policy) > first + most)
-        # Each thread may have been firing at the first pause, at the resume, and at the second pause.
-        assert fired(policy) <= first + most + 3 * threads
-    finally:
-        for each in running:
-            each.stop()

@@ -16,7 +16,6 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
@@ -121,14 +120,6 @@ def test_a_slot_taken_since_is_found_taken(mode: Any) -> None:
     assert Timeout.objects.pending().get() == first
 
 
-def test_many_slots_taken_since_are_found_taken(always: Any) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    with an_older_view():
-        in_another_thread(lambda: dq.schedule_timeouts(orders[:2], "remind", hours=1))
-        assert dq.schedule_timeouts(orders, "remind", hours=2, on_conflict="keep") == 1
-    assert Timeout.objects.pending().count() == (2 if connection.vendor == "postgresql" else 3)
-
-
 def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
     order = Order.objects.create(status="unpaid", created_at=timezone.now())
     row = due(order, "cancel_unpaid")
@@ -175,19 +166,3 @@ def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str)
         session = Session(lambda: VERBS[verb](row))
         session.wait_until_it_waits()
     session.end()
-
-
-def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:
-    """Each page of a move waits for the transaction that locks its objects, and then uses what that committed."""
-    order = Order.objects.create(status="new", created_at=timezone.now())
-    row = Timeout.objects.get()
-    moves: list[Session] = []
-    hour = timedelta(hours=1)
-    with transaction.atomic():
-        dq.reschedule_timeout(order, "always", hours=3)
-        moves.append(Session(lambda: operations.change_delay(always, 2 * hour, by="another", mode="shift")))
-        moves[0].wait_until_it_waits()
-        moved = Timeout.objects.get(pk=row.pk).due_at
-    moves[0].end()
-    row.refresh_from_db()
-    assert row.due_at == moved + hour * 1.5

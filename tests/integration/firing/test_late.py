@@ -17,7 +17,7 @@ from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.rails.withheld import is_in_shadow
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
-from django_delayq.operations import change_delay, fire_now, hold, pause, postpone, resume, retry, shadow
+from django_delayq.operations import fire_now, hold, pause, postpone, resume, shadow
 from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, raising, write
 from tests.integration.firing.rows import FIRED, UNMET, hearing, logged, tried, written
@@ -213,25 +213,3 @@ def test_failures_are_lateness_and_a_snooze_is_not(
     assert hours_late(row, caplog) == {expected}
     [event] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
     assert "5 h after the deadline" in str(event), "the story counts from the deadline"
-
-
-@pytest.mark.parametrize("how", ["armed", "retried", "moved"])
-def test_what_was_armed_retried_or_moved_after_its_deadline_is_late_since(
-    declare: Declare, caplog: Log, how: str
-) -> None:
-    """As after a change of the delay by an operator: thousands of timeouts are due at once."""
-    handler = raising(dq.GiveUp("not yet"), None) if how == "retried" else raising(None)
-    policy = declare(Order, handler, name="stuck", after=timedelta(days=9), since="created_at", when=Q(status="unpaid"))
-    order = Order.objects.create(status="unpaid", created_at=timezone.now() - 50 * HOUR)
-    row = dq.pending_timeouts(order, policy).get()
-    if how == "moved":
-        Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() - 49 * HOUR)
-        change_delay(policy, 20 * HOUR, by=BY, mode="recompute")
-        assert timezone.now() - Timeout.objects.get(pk=row.pk).due_at > 29 * HOUR
-    else:
-        overdue(row, 40 * HOUR, created_at=timezone.now() - HOUR)
-    fire(row)
-    if how == "retried":
-        retry(Timeout.objects.filter(pk=row.pk), by=BY)
-        fire(row)
-    assert hours_late(row, caplog) == {1 if how == "armed" else 0}

@@ -260,14 +260,6 @@ def test_the_next_timeouts_of_the_thread_are_right(left: str, worker: RunningWor
         caplog.clear()
 
 
-def test_leftovers_are_named_with_their_policy(worker: RunningWorker, declare: Any, caplog: Log) -> None:
-    due(declare(Order, lambda order, timeout: enter(), name="leaves", atomic=False, retry=dq.Retry.never()))
-    wait_until(lambda: logged(caplog, "timeout_dead"), "the failure is logged, after it is recorded")
-    [record] = logged(caplog, "timeout_dead")
-    assert "testapp.order.leaves" in record.getMessage()
-    assert "entered atomic() on database 'default' and did not leave it" in record.getMessage()
-
-
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
 @pytest.mark.parametrize(
     ("statement", "is_kept"),

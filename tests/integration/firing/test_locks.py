@@ -9,30 +9,15 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
-from django_delayq.firing import run
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session, needs_row_locks, transaction_with
-from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state, work_of
+from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state
 from tests.integration.firing.handlers import WAIT, Declare, execute
 from tests.integration.firing.rows import UNTRIED, tried
 from tests.testapp.models import Customer, Effect, ExpressOrder, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 SOON = timedelta(seconds=1)
-
-
-@needs_row_locks
-@pytest.mark.parametrize("locked", ["object", "row"])
-def test_a_locked_timeout_waits_by_the_database_clock_if_that_of_the_process_is_wrong(
-    order: Order, monkeypatch: pytest.MonkeyPatch, locked: str
-) -> None:
-    row, now = due(order), timezone.now
-    with locking(order if locked == "object" else row), monkeypatch.context() as patch:
-        patch.setattr(timezone, "now", lambda: now() + timedelta(minutes=10))
-        report = run(work_of(row), "default")
-    assert report.now is not None
-    assert now() - SOON < report.now < now() + SOON, "the worker estimates the database clock by this"
-    assert now() - SOON < report.again[row.pk] < now() + SOON
 
 
 @needs_row_locks

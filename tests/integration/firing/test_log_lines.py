@@ -18,7 +18,6 @@ import django_delayq as dq
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.error_texts import is_user_code
 from django_delayq.models import Timeout
-from django_delayq.operations import policies
 from django_delayq.times.clock import brief
 from tests.integration.firing.conftest import due, fire
 from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, raising
@@ -51,31 +50,6 @@ def test_a_firing_is_a_line_with_object_lateness_and_duration(declare: Declare, 
     assert "object 'a\\nb')" in of_voucher.getMessage()
 
 
-def test_what_does_not_fire_is_a_line_with_its_reason(orders: list[Order], declare: Declare, caplog: Log) -> None:
-    skips = declare(Order, raising(dq.Skip("it is a test order")), name="skips")
-    snoozes = declare(Order, raising(dq.Snooze(minutes=5, reason="the bank is closed")), name="snoozes")
-    waits = declare(Order, name="waits")
-    policies.pause(waits, by="test", reason="an outage")
-    later = dq.schedule_timeout(orders[3], "remind", hours=1)
-    rows = [due(orders[0], "cancel_unpaid"), due(orders[1], skips), due(orders[2], "remind")]
-    rows += [due(orders[0], snoozes), later, due(orders[0], waits)]
-    Order.objects.filter(pk=orders[0].pk).update(status="paid")
-    Order.objects.filter(pk=orders[2].pk)._raw_delete("default")
-    for row in rows:
-        fire(row)
-    assert [line.getMessage().partition(" is skipped: ")[2] for line in logged(caplog, "timeout_skipped")] == [
-        "its condition does not hold",
-        "it is a test order",
-        "its object does not exist any more",
-    ]
-    [snoozed] = logged(caplog, "timeout_snoozed")
-    assert snoozed.getMessage().endswith(" snoozes, and is tried again in 5 min: the bank is closed")
-    assert snoozed.levelno == logging.INFO
-    not_due, paused = (line.getMessage() for line in logged(caplog, "not_fired"))
-    assert not_due.startswith(f"Not fired now: {later.pk}: it is not due before ")
-    assert paused == f"Not fired now: {rows[-1].pk}: its policy is paused or on hold"
-
-
 def raise_in_django(*_: Any) -> None:
     Voucher.objects.create(code="twice")
     Voucher.objects.create(code="twice")
@@ -105,32 +79,12 @@ def test_a_failure_has_only_frames_of_the_project(order: Order, declare: Declare
     assert "django/db/backends" in row.errors[0]["traceback"], "the ledger keeps all of it"
 
 
-@ATOMIC_OR_NOT
-def test_the_first_failure_is_a_warning_and_others_are_errors(
-    order: Order, declare: Declare, caplog: Log, atomic: bool
-) -> None:
-    fails = raising(ConnectionRefusedError("the mail server refuses"))
-    row = due(order, declare(Order, fails, name="mails", retry=dq.Retry([0, 0, 0]), atomic=atomic))
-    for _ in range(4):
-        fire(row)
-    lines = [*logged(caplog, "timeout_failed"), *logged(caplog, "timeout_dead")]
-    assert [line.levelname for line in lines] == ["WARNING", "ERROR", "ERROR", "ERROR"]
-
-
 @pytest.mark.parametrize("handler", [raise_in_django, raise_a_class_of_this_call])
 def test_a_server_that_is_down_fills_neither_log_nor_memory(declare: Declare, caplog: Log, handler: Any) -> None:
     policy = declare(Order, handler, name="fails", retry=dq.Retry([120]), batch=10)
     fire(*[due(Order.objects.create(), policy) for _ in range(5)])
     assert [bool(line.exc_info) for line in logged(caplog, "timeout_failed")] == [True, *[False] * 4]
     assert len(firing_state._log_interval._logged_at) == 1
-
-
-DURATIONS = {0: "0 s", 0.0042: "4 ms", 0.9999: "1 s", 1.25: "1.2 s", 59.7: "1 min", 5400: "1 h 30 min"}
-
-
-def test_durations_are_shown_in_two_units() -> None:
-    assert {seconds: brief(seconds) for seconds in DURATIONS} == DURATIONS
-    assert brief(-90) == "-1 min 30 s"
 
 
 # Signals report committed transitions, and no others

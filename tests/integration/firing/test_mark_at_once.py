@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
-from django.db.backends.signals import connection_created
+from django.db import connection
 from django.db.models import BooleanField, Func, Model, Q, Value
 from django.test.utils import CaptureQueriesContext
 
@@ -18,11 +16,10 @@ import django_delayq as dq
 from django_delayq.firing import Report, Work, run, running
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
-from django_delayq.sql import statements
+from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, state
 from tests.integration.firing.handlers import WAIT, Declare, Patch
 from tests.integration.firing.rows import FIRED, PENDING, UNMET, tried
-from tests.integration.firing.test_prepared import generic_plans, is_direct
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -44,23 +41,6 @@ def only_where_one_statement_does_it() -> None:
         pytest.skip("this database marks step by step")
 
 
-@pytest.fixture(autouse=True, params=["own plan", "generic plan"])
-def plans(request: pytest.FixtureRequest, monkeypatch: Patch) -> Iterator[str]:
-    """Let the threads that fire plan each statement, or prepare it at once and keep a generic plan."""
-
-    def keep_plans(*, connection: Any, **_: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET plan_cache_mode = force_generic_plan")
-
-    if request.param == "generic plan":
-        monkeypatch.setattr(statements, "PREPARED_AFTER", 0)
-        connection_created.connect(keep_plans)
-        connection.close()
-    yield request.param
-    connection_created.disconnect(keep_plans)
-    connection.close()
-
-
 @pytest.fixture
 def gated(declare: Declare) -> dq.TimeoutPolicy[Any]:
     """A policy whose statement has its snapshot, has read the object, and waits before it locks it."""
@@ -80,30 +60,18 @@ def is_waiting(cursor: Any) -> bool:
 
 def fire_while(row: Timeout, act: Callable[[], object]) -> Report:
     """Fire `row`, and call `act` between the snapshot of the statement and its locks."""
-    reports, generic = list[Report](), list[int]()
-
-    def firing() -> None:
-        try:
-            reports.append(run(Work(row.policy, (row.pk,), (row.object_id,)), "default"))
-            generic.append(generic_plans("delayq_given"))
-        finally:
-            connections.close_all()
-
+    reports: list[Report] = []
+    work = Work(row.policy, (row.pk,), (row.object_id,))
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [GATE])
         try:
-            thread = threading.Thread(target=firing)
-            thread.start()
+            session = Session(lambda: reports.append(run(work, "default")))
             wait_until(lambda: is_waiting(cursor), "the statement waits at the gate", WAIT)
             act()
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [GATE])
-        cursor.execute("SHOW plan_cache_mode")
-        is_generic = cursor.fetchone() == ("force_generic_plan",) and is_direct()
-    thread.join(WAIT)
-    [report], [count] = reports, generic
-    assert bool(count) == is_generic
-    return report
+    session.end()
+    return reports[0]
 
 
 def values_of(obj: Model) -> dict[str, str]:
@@ -156,12 +124,6 @@ def test_what_committed_meanwhile_decides(order: Order, gated: dq.TimeoutPolicy[
     assert list(Effect.objects.values_list("what", flat=True)) == [effect] * bool(effect)
 
 
-def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    assert fire_while(row, lambda: Timeout.objects.filter(pk=row.pk).delete()).fired == ()
-    assert not Effect.objects.exists()
-
-
 def test_the_transaction_begins_before_the_deadline_and_marks_after_it(order: Order, monkeypatch: Patch) -> None:
     monkeypatch.setattr(running, "AHEAD_SECONDS", 1.0)  # so long that a busy machine gets there
     row = dq.schedule_timeout(order, "remind", seconds=1)
@@ -199,15 +161,3 @@ def test_members_that_cannot_be_marked_have_their_reason(orders: list[Order], de
     assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
     assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
-
-
-def test_a_key_that_no_row_can_have_holds_no_other_member_up(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="shared", together=20)
-    rows = [due(order, policy) for order in orders]
-    Timeout.objects.filter(pk=rows[0].pk).update(object_id="of a former kind")
-    rows[0].refresh_from_db()
-    with CaptureQueriesContext(connection) as queries:
-        report = fire(*rows)
-    assert set(report.fired) == {row.pk for row in rows[1:]}
-    assert state(rows[0]) == ("skipped", "gone")
-    assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import needs_row_locks
-from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, locking, make_due, state
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state
 from tests.integration.firing.handlers import Declare, Handler, Log, once_at, raising, write, write_and_raise
 from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried, written
 from tests.testapp.models import Order
@@ -81,6 +80,14 @@ def test_keyboard_interrupt_passes_when_the_work_is_undone(order: Order, declare
     assert (written(), tried(row)) == ([], UNTRIED)
 
 
+def test_a_condition_that_cannot_be_read_counts_as_failed_attempts(order: Order, declare: Declare) -> None:
+    """It must neither stop the worker nor be retried indefinitely unnoticed."""
+    row = due(order, declare(Order, name="ahead", retry=HOURLY))
+    object.__setattr__(dq.get_policy(row.policy), "when", Q(no_such_field=1))
+    fire(row)
+    assert (tried(row), row.errors[0]["error"]) == ((PENDING, 1), "FieldError")
+
+
 @pytest.mark.parametrize("meanwhile", ["moved", "cancelled"])
 def test_a_failure_loses_against_a_change_of_the_row(order: Order, declare: Declare, meanwhile: str) -> None:
     policy = declare(Order, raising(ValueError()), name="loses", retry=dq.Retry([0]))
@@ -98,33 +105,6 @@ def test_a_failure_loses_against_a_change_of_the_row(order: Order, declare: Decl
     else:
         assert (tried(row), row.errors, report.again) == (UNTRIED, [], {row.pk: row.run_at})
         assert row.run_at - timezone.now() > timedelta(hours=4)
-
-
-@needs_row_locks
-def test_a_row_that_is_held_while_its_failure_is_recorded_comes_again(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, raising(ValueError()), name="held", retry=dq.Retry([0])))
-    with contextlib.ExitStack() as held:
-        once_at("undone", lambda: held.enter_context(locking(row)))
-        report = fire(row)
-    assert (set(report.again), tried(row)) == ({row.pk}, UNTRIED)
-
-
-def test_a_member_that_cannot_be_recorded_hides_no_other(
-    orders: list[Order], declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if obj.pk == orders[2].pk:
-            raise ValueError
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("cannot be written")
-
-    policy = declare(Order, handler, name="one_fails", together=20)
-    rows = [due(order, policy) for order in orders]
-    monkeypatch.setattr("django_delayq.firing.attempt.settle", refuse)
-    report = fire(*rows)
-    assert set(report.fired) == {row.pk for row in rows} - {rows[2].pk}
-    assert list(report.again) == [rows[2].pk]
 
 
 # Outcomes. One that is returned is committed together with the work; one that is raised undoes it

@@ -17,7 +17,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from tests.e2e.races.sessions import impatient, needs_row_locks
+from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state, work_of
 from tests.integration.firing.handlers import (
     ATOMIC_OR_NOT,
@@ -26,10 +26,8 @@ from tests.integration.firing.handlers import (
     Patch,
     once_at,
     raising,
-    write,
-    write_and_raise,
 )
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, tried, written
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -80,17 +78,6 @@ def test_what_no_longer_matches_or_is_gone_is_not_run(declare: Declare) -> None:
     Timeout.objects.filter(pk=gone.pk).update(object_id="987654")
     fire(paid, gone)
     assert (state(paid), state(gone)) == (("skipped", "condition"), ("skipped", "gone"))
-
-
-def test_a_failure_undoes_nothing_and_climbs_the_ladder(order: Order, declare: Declare) -> None:
-    handler = write_and_raise(ValueError("first"), ValueError("second"))
-    row = due(order, declare(Order, handler, retry=dq.Retry([0]), **OUTSIDE))
-    report = fire(row)
-    assert (tried(row), row.slot_taken, report.again) == ((PENDING, 1), 1, {row.pk: row.run_at})
-    fire(row)
-    assert tried(row) == (("dead", "retries"), 2)
-    assert [error["message"] for error in row.errors] == ["first", "second"]
-    assert written() == [row.object_id] * 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -182,21 +169,6 @@ def test_a_living_workers_row_does_not_expire(order: Order) -> None:
     assert other.run_at == before, "only rows that are firing are moved"
 
 
-@needs_row_locks
-def test_a_row_that_somebody_holds_keeps_no_other_from_being_extended(orders: list[Order]) -> None:
-    rows = [due(order, "send_outside") for order in orders[:3]]
-    for row in rows:
-        die_at(row, "committed")
-        expire(row)
-    extended = Timeout.objects.filter(run_at__gt=timezone.now() + LEASE / 2).order_by("pk")
-    with locking(rows[0]), impatient():
-        assert not extend_firing([row.pk for row in rows], "default")
-        assert list(extended.all()) == rows[1:]
-        assert not settle_expired("default").done, "no other worker settles it meanwhile"
-    assert extend_firing([row.pk for row in rows], "default")
-    assert list(extended.all()) == rows
-
-
 def test_an_expired_row_of_an_unknown_policy_is_left_to_others_first(order: Order, declare: Declare) -> None:
     """Another worker may know the policy and its retries; if none settles the row in a minute, this one does."""
     policy = declare(Order, **OUTSIDE)
@@ -208,19 +180,6 @@ def test_an_expired_row_of_an_unknown_policy_is_left_to_others_first(order: Orde
     Timeout.objects.update(run_at=timezone.now() - timedelta(seconds=61))
     assert list(settle_expired("default").again) == [row.pk]
     assert state(row) == PENDING
-
-
-def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:
-    """A worker that was suspended longer than its lease resumes when the sweep has released the row."""
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        write(obj, timeout)
-        expire(timeout)
-        settle_expired("default")
-
-    row = due(order, declare(Order, handler, retry=HOURLY, **OUTSIDE))
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), written()) == (FIRED, [row.object_id])
 
 
 @pytest.mark.parametrize("meanwhile", ["began another attempt", "moved"])

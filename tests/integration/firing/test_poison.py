@@ -88,21 +88,6 @@ def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[O
     assert written() == [row.object_id for row in rows]
 
 
-def test_suspects_that_need_not_run_are_not_noted(orders: list[Order]) -> None:
-    later = dq.schedule_timeout(orders[0], "remind", minutes=5)
-    fired, cancelled, moved = (due(order) for order in orders[1:4])
-    work = work_of(moved, deliveries=2)
-    dq.reschedule_timeout(orders[3], "remind", minutes=5)
-    fire(fired)
-    dq.cancel_timeout(cancelled)
-    report = fire(later, fired, cancelled, deliveries=7)
-    assert (sorted(report.done), list(report.again)) == ([fired.pk, cancelled.pk], [later.pk])
-    assert run(work, "default").again[moved.pk] - timezone.now() > timedelta(minutes=4)
-    assert list(Timeout.objects.order_by("id").values_list("attempts", "suspected_at")) == [
-        (row == fired, None) for row in (later, fired, cancelled, moved)
-    ]
-
-
 # A suspect runs alone in its process: others wait for it, and it for them, both for a limited time
 
 

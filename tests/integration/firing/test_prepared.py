@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from django.db import connection, transaction
@@ -15,7 +13,7 @@ from django_delayq.models import Timeout
 from django_delayq.sql import statements
 from tests.integration.firing.conftest import due, fire
 from tests.integration.firing.handlers import Log, execute
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = [
     pytest.mark.dialect,
@@ -78,66 +76,26 @@ def test_after_some_runs_each_keeps_its_plan(is_prepared: bool) -> None:
         assert bool(generic_plans(part)) == is_prepared, part
 
 
-@contextmanager
-def longer_column() -> Iterator[None]:
-    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(77)")
-    yield
-    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(20)")
-
-
-@contextmanager
-def discarded() -> Iterator[None]:
-    execute("DISCARD ALL")
-    connection.init_connection_state()
-    yield
-
-
-@contextmanager
-def deallocated_by_the_driver() -> Iterator[None]:
-    """As a pool does whose `reset` discards what a client has left."""
-    with connection.connection.cursor() as cursor:
-        cursor.execute("DEALLOCATE ALL")
-    yield
-
-
-@contextmanager
-def other_schema() -> Iterator[None]:
-    tables = [model._meta.db_table for model in (Timeout, Order, Effect)]
-    execute("CREATE SCHEMA other")
-    try:
-        for table in tables:
-            execute(f"CREATE TABLE other.{table} (LIKE public.{table} INCLUDING ALL)")
-        execute("SET search_path = other, public")
-        yield
-        assert Timeout.objects.exists()
-        execute("SET search_path = public")
-        assert not Timeout.objects.exists()
-    finally:
-        execute("SET search_path = public")
-        execute("DROP SCHEMA other CASCADE")
-
-
-@pytest.mark.parametrize("changed", [longer_column, discarded, deallocated_by_the_driver, other_schema])
-def test_what_makes_plans_useless_fails_nothing(changed: Callable[[], Any], is_prepared: bool, caplog: Log) -> None:
-    use(20)
-    Timeout.objects.all().delete()
-    assert bool(prepared()) == is_prepared
-    with changed():
-        use(20)
-        Timeout.objects.all().delete() if changed is longer_column else None
-    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
-
-
-def test_a_session_whose_statements_were_discarded_prepares_no_more() -> None:
-    use(20)
-    with deallocated_by_the_driver():
-        use(20)
-    assert prepared() == 0, "one error is enough"
-
-
 def test_in_a_transaction_of_the_caller_nothing_is_prepared() -> None:
     """An error would undo what the caller has written."""
     use(20)
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:
         dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
     assert not any("EXECUTE" in each["sql"] for each in captured)
+
+
+def test_what_makes_plans_useless_fails_nothing(is_prepared: bool, caplog: Log) -> None:
+    """A migration changes a column, and then a pool discards what its client has left."""
+    use(20)
+    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(77)")
+    try:
+        use(20)
+    finally:
+        execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(20)")
+    use(20)
+    assert bool(prepared()) == is_prepared
+    with connection.connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+    use(20)
+    assert prepared() == 0, "one error is enough"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

@@ -82,13 +82,6 @@ def test_the_fixture_and_the_functions_in_two_processes(tmp_path: Path) -> None:
     assert "django_delayq/testing.py" not in output, "the traceback ends in the test"
 
 
-@ON_SQLITE
-def test_without_the_plugin_only_the_fixture_and_the_end_are_missing(tmp_path: Path) -> None:
-    output = run(tmp_path, "-p", "no:delayq", "-k", "unittest or longer or wrong")
-    assert "fixture 'timeouts' not found" in output
-    assert "2 passed, 2 deselected" in output, output
-
-
 def test_the_plugin_imports_neither_django_nor_the_library_and_is_an_entry_point() -> None:
     code = "import sys, django_delayq.pytest_plugin; print([x for x in sys.modules if x.startswith('django')])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -56,9 +56,3 @@ def test_the_due_rows_of_one_value_are_read_from_its_index(policy: TimeoutPolicy
     assert len(gathered(policy, owner)) == min(due, 500)
     # Of few rows PostgreSQL reads all, and sorts them.
     check(plans_of(lambda: gathered(policy, owner)), "delayq_share", is_short=due < 500)
-
-
-def test_others_than_those_that_were_tried_are_read_from_it_too(policy: TimeoutPolicy[Any]) -> None:
-    tried = gathered(policy, str(OWNERS))[:50]
-    plan = plans_of(lambda: gathered(policy, str(OWNERS), tried))
-    check(plan.replace("<> ALL ", "not in "), "delayq_share")

@@ -26,7 +26,7 @@ from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
 from tests.integration.firing.handlers import Declare, Log, Patch
-from tests.integration.firing.rows import FIRED, PENDING, UNMET, UNTRIED, hearing, logged, tried
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -196,15 +196,6 @@ def test_a_policy_of_a_proxy_child_or_parent_gets_objects_of_its_model(declare: 
     assert seen == [of]
 
 
-@pytest.mark.parametrize("when", [Q(customer__name__in=[]), Q(pk__in=Order.objects.none())])
-@pytest.mark.parametrize("batch", [None, 5])
-def test_a_condition_that_no_row_can_match_does_not_hold(declare: Declare, when: Q, batch: int | None) -> None:
-    policy = declare(Order, lambda *_: pytest.fail("called"), name="of_none", when=when, batch=batch)
-    rows = [due(Order.objects.create(), policy) for _ in range(2)]
-    fire(*rows)
-    assert [state(row) for row in rows] == [UNMET, UNMET]
-
-
 def test_a_policy_that_is_not_declared_waits_and_fires_when_it_is_back(order: Order, declare: Declare) -> None:
     policy = declare(Order, name=f"gone_{uuid.uuid4().hex}")
     row, other = due(order, policy), due(Order.objects.create(), policy)
@@ -254,14 +245,6 @@ def test_a_handler_schedules_its_next_round_unless_it_fails(order: Order, declar
     found = list(Timeout.objects.order_by("id").values_list("state", "payload"))
     next_round = ("pending", {"round": 2})
     assert found == ([("pending", {"round": 1})] if fails else [("fired", {"round": 1}), next_round])
-
-
-def test_a_handler_that_deletes_its_object_fires(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, lambda obj, timeout: obj.delete(), name="deletes"))
-    other = due(order, "remind", key="other")
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), state(other)) == (FIRED, ("cancelled", "gone"))
-    assert not Order.objects.exists()
 
 
 @pytest.mark.parametrize(("end", "count"), [("none", 4), ("one that fails", 2), ("a receiver", 1)])

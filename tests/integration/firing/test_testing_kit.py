@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.db import connection, transaction
-from django.test import TestCase, TransactionTestCase
+from django.test import TestCase
 
 import django_delayq as dq
-from django_delayq import clock, operations
+from django_delayq import clock
 from django_delayq.firing import running
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
@@ -28,7 +27,6 @@ from django_delayq.testing import (
     travel,
     travel_to,
 )
-from tests.integration.firing.conftest import state
 from tests.integration.firing.handlers import Declare, Patch, raising
 from tests.testapp.models import Effect, Order
 
@@ -80,29 +78,6 @@ def test_a_journey_ends_with_its_unittest_its_class_and_the_block_around_it() ->
 
     run(Case)
     assert moments == [NOON + timedelta(minutes=31), NOON]
-    assert not clock.is_set()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_it_works_with_real_commits_and_in_async_tests() -> None:
-    fired: list[int] = []
-
-    class Case(TransactionTestCase):
-        def setUp(self) -> None:
-            travel_to(NOON)
-
-        def test_commits(self) -> None:
-            order = Order.objects.create(created_at=NOON)
-            travel(minutes=31)
-            fired.append(fire_due("cancel_unpaid", order))
-
-        async def test_async(self) -> None:
-            await Order.objects.acreate(created_at=NOON)
-            travel(minutes=31)
-            fired.append(await sync_to_async(fire_due)())
-
-    run(Case)
-    assert fired == [1, 1]
     assert not clock.is_set()
 
 
@@ -212,20 +187,6 @@ def test_only_the_policy_and_the_object_that_are_asked_for_fire(order: Order, de
         fire_due("remand", order)
 
 
-def test_guard_rails_of_the_test_before_do_not_apply(declare: Declare) -> None:
-    policy = declare(Order, name="watched")
-
-    class Case(TestCase):
-        def test_1_in_shadow_mode(self) -> None:
-            operations.shadow(policy, share=100, by="script:test")
-            assert perform(policy, Order.objects.create(status="new")).cause == "shadow"
-
-        def test_2_as_declared(self) -> None:
-            assert perform(policy, Order.objects.create(status="new")).state == "fired"
-
-    run(Case)
-
-
 def test_perform_runs_one_handler_as_a_worker_would(order: Order, declare: Declare) -> None:
     seen: list[Any] = []
 
@@ -290,28 +251,6 @@ def test_a_block_that_a_handler_did_not_leave_fails_the_test(order: Order, decla
     assert Order.objects.get() == order
 
 
-def test_due_order_holds_across_policies_and_for_what_a_firing_schedules(declare: Declare) -> None:
-    ran: list[str] = []
-    orders = [Order.objects.create() for _ in range(4)]
-
-    def first(obj: Order, timeout: Timeout) -> None:
-        ran.append(f"first {timeout.key}")
-        if timeout.key == "a":
-            dq.schedule_timeout(orders[3], "second", at=NOON + timedelta(minutes=3), key="d")
-
-    declare(Order, first, name="first")
-    declare(Order, lambda obj, timeout: ran.append(f"second {timeout.key}"), name="second")
-    with clock.set_to(NOON):
-        for order, policy, minutes, key in zip(orders, ("first", "second", "first"), (5, 2, 1), "cba", strict=False):
-            dq.schedule_timeout(order, policy, minutes=minutes, key=key)
-    with clock.set_to(NOON + timedelta(minutes=2, seconds=30)):
-        assert fire_due() == 2
-    assert ran == ["first a", "second b"]
-    with clock.set_to(NOON + timedelta(hours=1)):
-        fire_due()
-    assert ran == ["first a", "second b", "second d", "first c"]
-
-
 def test_batches_come_together_the_limit_is_kept_and_members_of_one_that_failed_are_all_fired(
     orders: list[Order], declare: Declare, monkeypatch: Patch
 ) -> None:
@@ -331,14 +270,3 @@ def test_batches_come_together_the_limit_is_kept_and_members_of_one_that_failed_
     assert fire_due(limit=0) == 0
     assert fire_due() == 3
     assert (sizes[:2], Timeout.objects.pending().exists()) == ([2, 3], False)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_dead_attempts_of_outside_policies_are_settled_first(order: Order) -> None:
-    with clock.set_to(NOON):
-        row = dq.schedule_timeout(order, "send_outside", seconds=0)
-        Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=NOON + timedelta(minutes=1))
-        assert fire_due() == 0
-    with clock.set_to(NOON + timedelta(minutes=1)):
-        assert fire_due() == 1
-    assert (state(row), row.attempts) == (("fired", "due"), 1)

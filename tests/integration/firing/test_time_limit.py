@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +14,9 @@ from django.db import DatabaseError, connection, transaction
 
 import django_delayq as dq
 from django_delayq import signals
-from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import needs_row_locks, transaction_with
-from tests.integration.firing.conftest import MODES, due, fire, make_due, state
+from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, Log, execute
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep, threads_end
 from tests.integration.firing.rows import FIRED, UNTRIED, hearing, logged, tried
@@ -30,32 +26,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-TRACE = ContextVar("trace", default="")
-
-
-@pytest.fixture
-def silent_server() -> Iterator[socket.socket]:
-    """A server that accepts connections and never answers, until the test ends."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
-
-
-@pytest.fixture
-def wait_for_answer(silent_server: socket.socket) -> Iterator[Callable[[], None]]:
-    """Call it in a handler: it returns when the test ends."""
-    clients: list[socket.socket] = []
-
-    def wait() -> None:
-        client = socket.create_connection(silent_server.getsockname())
-        clients.append(client)
-        client.recv(1)
-
-    yield wait
-    for client in clients:
-        client.shutdown(socket.SHUT_RDWR)
-    threads_end()
-    for client in clients:
-        client.close()
 
 
 @pytest.fixture
@@ -104,33 +74,13 @@ def test_what_takes_too_long_is_rolled_back_and_retried(
     threads_end()
 
 
-@LIMITED_MODES
-def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
-    order: Order, declare: Declare, wait_for_answer: Callable[[], None], mode: str
-) -> None:
-    def handler(target: Any, timeouts: Any) -> None:
-        Order.objects.filter(pk=order.pk).update(status="half done")
-        wait_for_answer()
-
-    row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=dq.Retry([0, 0]), **MODES[mode]))
-    for attempt in (1, 2, 3):
-        make_due(row)
-        fire(row)
-        assert overrun(row) == ("dead" if attempt == 3 else "pending", attempt, "TimeLimitExceeded")
-        assert is_free(order)
-    assert "test_time_limit.py" in row.errors[-1]["message"], "the error names the place"
-    assert firing_state.stuck_threads == 3
-
-
 @pytest.mark.dialect
 @pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB, where another connection cuts one")
 @pytest.mark.usefixtures("one_connection")
-def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
-    order: Order, declare: Declare, wait_for_answer: Callable[[], None]
-) -> None:
+def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(order: Order, declare: Declare) -> None:
     def handler(order: Order, timeout: Timeout) -> None:
         order.save()
-        wait_for_answer()
+        sleep()
 
     row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=RETRY))
     fire(row)
@@ -226,23 +176,6 @@ def test_the_setting_is_the_limit_of_other_policies(orders: list[Order], declare
     assert overrun(default) == FAILED
 
 
-def test_only_a_limited_handler_has_a_thread_of_its_own_and_none_a_connection_or_context(
-    orders: list[Order], declare: Declare
-) -> None:
-    threads, seen = list[int](), set[tuple[int, str]]()
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        threads.append(threading.get_ident())
-        seen.add((id(connection.connection), TRACE.get()))
-
-    TRACE.set("of the caller")
-    for order, limits in zip(orders, [None, dq.Limits(), LIMITS], strict=False):
-        fire(due(order, declare(Order, handler, name=f"p{order.pk}", limits=limits)))
-    assert [thread == threading.get_ident() for thread in threads] == [True, True, False]
-    assert seen == {(id(connection.connection), "of the caller")}
-    assert connection.allow_thread_sharing is False
-
-
 @pytest.mark.parametrize("limits", [None, LIMITS], ids=["without", "limited"])
 def test_an_error_outside_of_handlers_releases_the_work(
     order: Order, declare: Declare, limits: dq.Limits | None, monkeypatch: pytest.MonkeyPatch, caplog: Any
@@ -255,21 +188,6 @@ def test_an_error_outside_of_handlers_releases_the_work(
     [record] = logged(caplog, "timeouts_released")
     assert "division by zero" in record.getMessage()
     assert connection.allow_thread_sharing is False
-
-
-def test_a_handler_that_fires_others_is_limited_as_a_whole(orders: list[Order], declare: Declare) -> None:
-    inner = declare(Order, lambda *_: sleep(), name="inner", limits=dq.Limits(run=timedelta(hours=1)), retry=RETRY)
-    inner_row = due(orders[0], inner)
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        fire(inner_row)
-
-    outer = declare(Order, handler, name="outer", limits=LIMITS, retry=RETRY, atomic=False)
-    row = due(orders[1], outer)
-    fire(row)
-    assert overrun(row) == FAILED
-    threads_end()
-    assert state(inner_row) == ("pending", "")
 
 
 @pytest.mark.django_db(transaction=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import threading
@@ -203,24 +202,3 @@ def test_a_thread_that_cannot_be_started_counts_no_attempt(
         assert row.pk in fire(row).again
     assert overrun(row) == ("pending", 0, "")
     assert fire(row).fired == (row.pk,)
-
-
-def test_a_coroutine_that_ends_then_has_failed(order: Order, declare: Declare, monkeypatch: Patch) -> None:
-    """It cannot be cancelled any more, and its attempt is recorded all the same."""
-    go_on = threading.Event()
-
-    async def handler(target: Any, timeout: Timeout) -> None:
-        while not go_on.is_set():
-            await asyncio.sleep(0.001)
-
-    def end_it(*errors: type[BaseException]) -> contextlib.suppress:
-        if RuntimeError in errors:  # just before it is cancelled
-            go_on.set()
-            wait_until(lambda: all(running.cancel is None for running in list(firing_state.running.values())))
-        return contextlib.suppress(*errors)
-
-    monkeypatch.setattr(time_limits, "suppress", end_it)
-    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY))
-    fire(row)
-    assert go_on.is_set()
-    assert overrun(row) == FAILED

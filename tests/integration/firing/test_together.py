@@ -159,23 +159,6 @@ def test_what_had_no_turn_in_time_is_released(declare: Declare, monkeypatch: Pat
     assert all(at <= report.now for at in report.again.values() if report.now)
 
 
-def test_a_failure_that_undid_others_is_not_part_of_another_one(orders: list[Order], declare: Declare) -> None:
-    """The text of an exception may name a customer, and the second one had nothing to do with the first."""
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if obj.pk == orders[0].pk:
-            raise dq.Snooze(minutes=5, reason="the line of Ada Lovelace is busy")
-        if obj.pk == orders[1].pk:
-            raise ConnectionError("no answer")
-
-    policy = declare(Order, handler, name="fails_twice", retry=dq.Retry([60]), together=20)
-    rows = [due(order, policy) for order in orders]
-    fire(*rows)
-    assert [state(row)[0] for row in rows] == ["pending", "pending", *["fired"] * 3]
-    assert "no answer" in rows[1].errors[0]["traceback"]
-    assert "Ada" not in rows[1].errors[0]["traceback"]
-
-
 @IN_ONE_TRANSACTION
 @needs_row_locks
 def test_a_locked_object_keeps_no_other_from_firing(orders: list[Order], declare: Declare, option: Any) -> None:

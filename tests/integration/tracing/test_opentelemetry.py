@@ -72,14 +72,6 @@ def test_a_batch_is_one_span_with_a_link_for_each_timeout(declare: Declare, span
     assert "delayq.timeout_id" not in (span.attributes or {})
 
 
-@pytest.mark.parametrize("stored", ["", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "ff-garbage"])
-def test_without_a_known_trace_there_is_no_link(order: Order, declare: Declare, spans: Spans, stored: str) -> None:
-    row, _ = due_in_a_request(order, declare(Order, name="unlinked"))
-    Timeout.objects.update(trace=stored)
-    fire(row)
-    assert spans.one().links == ()
-
-
 def test_the_current_span_is_the_parent(order: Order, declare: Declare, spans: Spans, around: Around) -> None:
     policy = declare(Order, name="child")
     with TRACER.start_as_current_span("run/django_delayq.fire") as task:

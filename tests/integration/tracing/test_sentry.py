@@ -104,17 +104,6 @@ def test_wherever_it_fails_is_one_event(
         assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
 
 
-@pytest.mark.parametrize("is_returned", [True, False])
-@pytest.mark.parametrize("outcome", [dq.Skip("closed"), dq.Snooze(minutes=5, reason="closed"), dq.GiveUp("closed")])
-def test_only_giving_up_is_an_event(
-    order: Order, declare: Declare, sentry: Events, outcome: Exception, is_returned: bool
-) -> None:
-    row = due(order, declare(Order, (lambda *_: outcome) if is_returned else raising(outcome), name="fails"))
-    fire(row)
-    assert [event["tags"] for event in sentry] == [tags_of(row, 1)] * isinstance(outcome, dq.GiveUp)
-    assert all("closed" in event["logentry"]["formatted"] for event in sentry)
-
-
 def test_nothing_of_a_scope_reaches_the_next_timeout(declare: Declare, sentry: Events) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         if obj.pk == first.pk:
