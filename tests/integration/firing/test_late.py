@@ -17,7 +17,7 @@ from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.rails.withheld import is_in_shadow
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
-from django_delayq.operations import fire_now, hold, pause, postpone, resume, shadow
+from django_delayq.operations import hold, pause, resume, shadow
 from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, raising, write
 from tests.integration.firing.rows import FIRED, UNMET, hearing, logged, tried, written
@@ -77,27 +77,12 @@ def stopped(stop: Callable[..., object], **options: Any) -> Callable[..., None]:
     return act
 
 
-def wish_and_hold(policy: Any, row: Timeout) -> None:
-    fire_now(row, by=BY)
-    hold(policy, by=BY)
-    with clock.set_to(timezone.now() + HOUR / 2):
-        resume(policy, by=BY)
-
-
-def wish_and_postpone(policy: Any, row: Timeout) -> None:
-    """What an operator wishes counts only for the time that it set."""
-    fire_now(row, by=BY)
-    postpone(row, by=BY, minutes=30)
-
-
 MEANWHILE: dict[str, tuple[Callable[..., object], tuple[str, str]]] = {
     "nothing": (lambda policy, row: None, LATE),
     "its condition ends": (lambda policy, row: Order.objects.update(status="paid"), UNMET),
     "a pause": (stopped(pause), LATE),
     "a hold": (stopped(hold), FIRED),
     "a hold that keeps the deadlines": (stopped(hold, shift=False), LATE),
-    "fire now, and a hold": (wish_and_hold, FIRED),
-    "fire now, and another deadline": (wish_and_postpone, LATE),
 }
 
 

@@ -38,16 +38,9 @@ HOURLY = dq.Retry([3600])
 
 def die_at(row: Timeout, step: str) -> None:
     """The process of this firing of `row` is gone at `step`."""
-
-    def look(reached: str) -> None:
-        if reached == step:
-            raise KeyboardInterrupt
-
-    work = work_of(row)
-    set_checkpoint_hook(look)
+    once_at(step, raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        run(work, "default")
-    set_checkpoint_hook(None)
+        run(work_of(row), "default")
 
 
 def expire(row: Timeout) -> None:

@@ -1,4 +1,4 @@
-"""The pytest plugin `delayq`, in a pytest run of its own, with two processes of pytest-xdist."""
+"""The pytest plugin `delayq`, in a pytest run of its own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from django.db import connection
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-ON_SQLITE = pytest.mark.skipif(connection.vendor != "sqlite", reason="it is the same on each database")
 TESTS = """
-import unittest
 import pytest
 from django.conf import settings
 from django_delayq import clock
 from django_delayq.testing import fire_due, travel
 from tests.testapp.models import Order
 
-@pytest.mark.xdist_group("one")
 def test_a_statement_applies_until_the_test_ends(timeouts):
     order = Order.objects.create(created_at=clock.now())
     timeouts.assert_scheduled(order, "cancel_unpaid")
@@ -32,7 +29,6 @@ def test_a_statement_applies_until_the_test_ends(timeouts):
     timeouts.assert_fired(order, "cancel_unpaid")
     assert settings.DELAYQ["REDIS"] is None
 
-@pytest.mark.xdist_group("one")
 def test_and_not_longer():
     assert not clock.is_set()
     assert settings.DELAYQ.get("REDIS", "not set") is not None
@@ -47,37 +43,22 @@ def test_fixtures_and_functions_move_the_clock_too(tomorrow):
     travel(minutes=31)
     assert fire_due() == 1
 
-class TestCase(unittest.TestCase):
-    def test_unittest(self):
-        travel(minutes=31)
-        assert clock.is_set()
-
 def test_wrong(timeouts):
     timeouts.assert_fired(Order.objects.create(), "remind")
 """
 
 
-def run(tmp_path: Path, *arguments: str) -> str:
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="it is the same on each database")
+def test_the_fixture_and_the_functions(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in {"PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"}
-    }
-    own = {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "DELAYQ_TEST_DB": "sqlite",
-    }
-    environment = inherited | own | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_django.plugin", *arguments, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    return done.stdout + done.stderr
-
-
-@ON_SQLITE
-def test_the_fixture_and_the_functions_in_two_processes(tmp_path: Path) -> None:
-    output = run(tmp_path, "-p", "django_delayq.pytest_plugin", "-p", "xdist.plugin", "-n", "2", "--dist=loadgroup")
-    assert "1 failed, 4 passed" in output, output
+    inherited = {name: os.environ[name] for name in os.environ.keys() - {"PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"}}
+    own = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    plugins = ["-p", "pytest_django.plugin", "-p", "django_delayq.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=inherited | own, capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert "1 failed, 3 passed" in output, output
     assert "testapp.order.remind of 1 did not fire: it was never scheduled." in output
     assert "django_delayq/testing.py" not in output, "the traceback ends in the test"
 

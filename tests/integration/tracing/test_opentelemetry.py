@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import MODES, due, fire
 from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, raising
-from tests.integration.firing.limits import LIMITS, RETRY, compute, threads_end
+from tests.integration.firing.limits import LIMITS, RETRY, threads_end
 from tests.integration.tracing.conftest import Around, Spans
 from tests.testapp.models import Order
 
@@ -36,11 +35,20 @@ def contexts(span: Any) -> list[tuple[int, int]]:
     return [(each.context.trace_id, each.context.span_id) for each in span.links]
 
 
-@pytest.mark.parametrize("mode", ["alone", "together", "outside"])
-def test_a_firing_links_to_the_span_that_scheduled_it(declare: Declare, spans: Spans, mode: str) -> None:
-    policy = declare(Order, name="linked", **MODES[mode])
+@pytest.mark.parametrize("mode", ["alone", "together", "outside", "limited"])
+def test_a_firing_links_to_the_span_that_scheduled_it_and_is_the_parent_of_what_its_handler_does(
+    declare: Declare, spans: Spans, mode: str
+) -> None:
+    seen: list[int] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    policy = declare(Order, handler, name="linked", **MODES.get(mode, {"limits": LIMITS}))
     given = [due_in_a_request(Order.objects.create(), policy) for _ in range(2)]
     fire(*[row for row, _ in given])
+    assert seen == [span.context.span_id for span in spans.ended()]
+    assert not trace.get_current_span().get_span_context().is_valid
     for span, (row, scheduled) in zip(spans.ended(), given, strict=True):
         assert (span.name, span.kind) == ("delayq.fire testapp.order.linked", SpanKind.CONSUMER)
         assert contexts(span) == [(scheduled.trace_id, scheduled.span_id)]
@@ -80,19 +88,6 @@ def test_the_current_span_is_the_parent(order: Order, declare: Declare, spans: S
     around()
     fire(due_in_a_request(order, policy)[0])
     assert len(spans.ended()) == 1
-
-
-@pytest.mark.parametrize("mode", [*MODES, "limited"])
-def test_spans_of_a_handler_are_children_of_its_span(declare: Declare, spans: Spans, mode: str) -> None:
-    def handler(target: Any, timeouts: Any) -> None:
-        seen.append(trace.get_current_span().get_span_context().span_id)
-
-    seen: list[int] = []
-    options = MODES.get(mode, {"limits": LIMITS})
-    policy = declare(Order, handler, name="parent", **options)
-    fire(*[due(Order.objects.create(), policy) for _ in range(2)])
-    assert seen == [span.context.span_id for span in spans.ended()]
-    assert not trace.get_current_span().get_span_context().is_valid
 
 
 @pytest.mark.parametrize("mode", ["alone", "outside"])
@@ -153,36 +148,21 @@ def test_an_outcome_is_not_an_error_unless_it_gives_up(
         assert (span.attributes or {})["delayq.outcome"] == type(outcome).__name__.lower()
 
 
-@pytest.fixture
-def wait() -> Iterator[Callable[..., None]]:
-    """A handler that nothing interrupts: it waits for a lock, until the test ends."""
+@LIMITED_MODES
+def test_the_span_of_an_abandoned_handler_ends_at_once_and_once(
+    order: Order, declare: Declare, spans: Spans, mode: str
+) -> None:
+    """Nothing interrupts a handler that waits for a lock."""
     end = threading.Lock()
     end.acquire()
-
-    def handler(*_: object) -> None:
-        end.acquire(timeout=WAIT)
-        end.release()
-
-    yield handler
-    end.release()
-    threads_end()
-
-
-@LIMITED_MODES
-def test_the_span_of_an_abandoned_handler_ends(
-    order: Order, declare: Declare, spans: Spans, wait: Callable[..., None], mode: str
-) -> None:
-    policy = declare(Order, wait, name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode])
+    policy = declare(
+        Order, lambda *_: end.acquire(timeout=WAIT), name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode]
+    )
     fire(due(order, policy))
     assert firing_state.stuck_threads == 1
     span = spans.one()
     assert span.status.status_code is StatusCode.ERROR
     assert str(span.status.description).startswith("TimeLimitExceeded: It took longer than 0.3 s")
-    assert span.end_time is not None
-
-
-def test_a_span_of_an_abandoned_handler_ends_once(order: Order, declare: Declare, spans: Spans) -> None:
-    policy = declare(Order, lambda obj, timeout: compute(), name="computes", limits=LIMITS, retry=RETRY)
-    fire(due(order, policy))
+    end.release()
     threads_end()
-    assert str(spans.one().status.description).startswith("TimeLimitExceeded")
+    assert spans.one() is span

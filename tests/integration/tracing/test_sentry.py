@@ -14,7 +14,6 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import MODES, due, fire, make_due, state
 from tests.integration.firing.handlers import Declare, raising
 from tests.integration.firing.limits import LIMITS, compute
-from tests.integration.tracing.conftest import Around
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def fails(obj: Any, timeout: Any) -> None:
     raise LookupError("no such shop")
 
 
-@pytest.mark.parametrize("mode", ["alone", "together", "outside"])
+@pytest.mark.parametrize("mode", ["alone", "outside"])
 def test_each_attempt_with_an_error_is_one_event(order: Order, declare: Declare, sentry: Events, mode: str) -> None:
     row = due(order, declare(Order, fails, name="fails", retry=dq.Retry([0, 0]), **MODES[mode]))
     fire(row)
@@ -80,15 +79,8 @@ def takes_too_long(obj: Any, timeout: Any) -> None:
     compute()
 
 
-FAILING = [fails_later, fails_in_a_callback, captures_it, asks, takes_too_long]
-
-
-@pytest.mark.parametrize(("handler", "is_set"), [*((each, True) for each in FAILING), (fails_later, False)])
-def test_wherever_it_fails_is_one_event(
-    declare: Declare, sentry: Events, handler: Any, is_set: bool, around: Around
-) -> None:
-    if not is_set:
-        around()
+@pytest.mark.parametrize("handler", [fails_later, fails_in_a_callback, captures_it, asks, takes_too_long])
+def test_wherever_it_fails_is_one_event(declare: Declare, sentry: Events, handler: Any) -> None:
     limits = LIMITS if handler is takes_too_long else None
     policy = declare(Order, handler, name="fails", retry=dq.Retry.never(), limits=limits)
     if handler is asks:
@@ -98,9 +90,8 @@ def test_wherever_it_fails_is_one_event(
     [event] = sentry
     kind = "TimeLimitExceeded" if handler is takes_too_long else "LookupError"
     assert event["exception"]["values"][0]["type"] == kind
-    assert (event.get("tags") or {}) == (tags_of(row, 1) if is_set else {})
-    assert not is_set or event["transaction"] == NAME
-    if is_set and handler is not fails_in_a_callback:
+    assert (event["tags"], event["transaction"]) == (tags_of(row, 1), NAME)
+    if handler is not fails_in_a_callback:
         assert "called the provider" in [each["message"] for each in event["breadcrumbs"]["values"]]
 
 
