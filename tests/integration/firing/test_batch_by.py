@@ -118,9 +118,7 @@ def test_a_leased_timeout_fires_with_all_due_ones_of_its_value(by: Any, shops: S
     assert calls.sizes == [20, 3]
 
 
-def test_a_work_has_no_two_values_and_a_forged_one_two_calls(
-    policy: Policy, declare: Declare, shops: Shops, calls: Calls
-) -> None:
+def test_a_call_has_no_two_values(policy: Policy, declare: Declare, shops: Shops, calls: Calls) -> None:
     rows = [row for _ in range(2) for shop in shops for row in due_of(policy, shop)]
     works, _ = plan({row.pk: 1 for row in rows}, "default")
     assert [(work.share, len(work.ids)) for work in works] == [(str(shop.pk), 2) for shop in shops]
@@ -188,9 +186,7 @@ def test_each_member_is_asked_about_before_the_call(policy: Policy, shops: Shops
     assert (rows[4].attempts, set(report.errors)) == (1, {rows[2].pk, rows[4].pk})
 
 
-def test_fire_due_makes_one_call_for_each_value_but_of_one_object_or_limited(
-    policy: Policy, shops: Shops, calls: Calls
-) -> None:
+def test_fire_due_makes_one_call_for_each_value(policy: Policy, shops: Shops, calls: Calls) -> None:
     schedule_timeouts([Purchase.objects.create(channel=shop) for _ in range(5) for shop in shops], policy, minutes=5)
     with travel(minutes=6):
         assert fire_due() == 15
@@ -270,7 +266,7 @@ def test_a_second_firing_meets_the_first_at_each_step(step: str, policy: Policy,
 
 @needs_row_locks
 @pytest.mark.parametrize("is_long", [False, True])
-def test_a_value_waits_for_an_object_that_is_locked_briefly_and_leaves_out_one_that_is_locked_for_long(
+def test_a_locked_object_is_waited_for_and_then_left_out(
     policy: Policy, shops: Shops, calls: Calls, monkeypatch: Patch, is_long: bool
 ) -> None:
     rows = due_of(policy, shops[0], 5)

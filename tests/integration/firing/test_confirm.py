@@ -125,9 +125,7 @@ def test_the_handler_keeps_its_own_limit(order: Order, declare: Declare) -> None
     assert (called, overrun(row)) == ([1], FAILED)
 
 
-def test_a_late_answer_is_none_where_nothing_can_be_abandoned(
-    order: Order, asking_policy: Any, declare: Declare
-) -> None:
+def test_a_late_answer_is_no_answer(order: Order, asking_policy: Any, declare: Declare) -> None:
     """A handler that fires others is itself in a firing, whose connections must not be cut."""
     row = due(order, asking_policy(Provider(lambda: time.sleep(2 * LIMIT.total_seconds())), limit=LIMIT))
     outer = due(Order.objects.create(), declare(Order, lambda order, timeout: fire(row), name="outer", atomic=False))
@@ -159,9 +157,7 @@ STEPS = [step for step in handler.CHECKPOINTS if step not in {"noted", "undone",
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("step", STEPS)
-def test_a_webhook_at_each_step_wins_or_learns_that_it_lost(
-    order: Order, asking_policy: Any, mode: str, step: str
-) -> None:
+def test_a_webhook_wins_or_learns_that_it_lost(order: Order, asking_policy: Any, mode: str, step: str) -> None:
     row, answers = due(order, asking_policy(Provider(None), **MODES[mode])), list[bool]()
     webhook = threading.Thread(target=lambda: answers.append(in_another_thread(lambda: paid(order.pk))))
     before = step in {"planned", "asked"} or (step == "begun" and connection.features.has_select_for_update)
@@ -234,7 +230,7 @@ def test_an_object_that_matches_only_when_it_is_locked_is_asked_about_first(orde
 
 @pytest.mark.parametrize("mode", ["batch", "together"])
 @pytest.mark.parametrize("is_long", [False, True])
-def test_each_member_is_asked_about_for_a_limited_time(
+def test_members_are_asked_about_for_a_limited_time(
     orders: list[Order], asking_policy: Any, mode: str, monkeypatch: Patch, is_long: bool
 ) -> None:
     """The first answers would be too old when the last one comes."""

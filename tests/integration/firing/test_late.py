@@ -47,9 +47,7 @@ THEN = {"skip": ("skipped", logging.WARNING), "dead": ("dead", logging.ERROR)}
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", THEN)
-def test_what_is_too_late_is_settled_and_logged_as_one(
-    orders: list[Order], declare: Declare, caplog: Log, mode: str, then: Any
-) -> None:
+def test_what_is_too_late_is_settled(orders: list[Order], declare: Declare, caplog: Log, mode: str, then: Any) -> None:
     settled, level = THEN[then]
     policy = declare(Order, write, name="limited", late=Late(HOUR, then=then), **MODES[mode])
     rows = [due(order, policy) for order in orders]
@@ -186,9 +184,7 @@ def hours_late(row: Timeout, caplog: Log) -> set[float]:
         ([dq.Snooze(seconds=1), LookupError(), None], 2),
     ],
 )
-def test_failures_are_lateness_and_a_snooze_is_not(
-    declare: Declare, caplog: Log, errors: Any, expected: int, atomic: bool
-) -> None:
+def test_a_snooze_is_no_lateness(declare: Declare, caplog: Log, errors: Any, expected: int, atomic: bool) -> None:
     policy = declare(Order, raising(*errors), name="retried", retry=dq.Retry([0, 0]), atomic=atomic)
     row, ended_at = overdue(due(Order.objects.create(), policy), 5 * HOUR), timezone.now() - 2 * HOUR
     fire(row)

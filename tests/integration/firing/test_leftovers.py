@@ -270,9 +270,7 @@ def test_the_next_timeouts_of_the_thread_are_right(left: str, worker: RunningWor
         ("DO $$ BEGIN SET DateStyle TO 'SQL, DMY'; END $$", False),
     ],
 )
-def test_only_a_setting_that_does_not_end_with_the_transaction_costs_the_connection(
-    declare: Any, statement: str, is_kept: bool
-) -> None:
+def test_only_a_setting_that_stays_costs_the_connection(declare: Any, statement: str, is_kept: bool) -> None:
     policy = declare(Order, lambda order, timeout: execute(statement), name="sets")
     connection.ensure_connection()
     driver = connection.connection

@@ -120,9 +120,7 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert Effect.objects.count() == 1
 
 
-def test_a_database_that_cannot_be_reached_puts_everything_back(
-    orders: list[Order], declare: Declare, monkeypatch: Patch
-) -> None:
+def test_a_database_that_is_away_releases_everything(orders: list[Order], declare: Declare, monkeypatch: Patch) -> None:
     policy, waits = declare(Order, name="shared", together=20), []
     rows = [due(order, policy) for order in orders]
     work = work_of(*rows)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import BooleanField, Func, Model, Q, Value
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq.firing import Report, Work, run, running
+from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
+from django_delayq.sql import statements
 from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, state
-from tests.integration.firing.handlers import WAIT, Declare, Patch
+from tests.integration.firing.handlers import WAIT, Declare, Log, execute
 from tests.integration.firing.rows import FIRED, PENDING, UNMET, tried
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
@@ -124,20 +124,6 @@ def test_what_committed_meanwhile_decides(order: Order, gated: dq.TimeoutPolicy[
     assert list(Effect.objects.values_list("what", flat=True)) == [effect] * bool(effect)
 
 
-def test_the_transaction_begins_before_the_deadline_and_marks_after_it(order: Order, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(running, "AHEAD_SECONDS", 1.0)  # so long that a busy machine gets there
-    row = dq.schedule_timeout(order, "remind", seconds=1)
-    work = Work(row.policy, (row.pk,), (row.object_id,), begin_at=time.monotonic() + 1)
-    with CaptureQueriesContext(connection) as captured:
-        assert run(work, "default").fired == (row.pk,)
-    texts = [each["sql"] for each in captured]
-    begun = next(place for place, sql in enumerate(texts) if sql.startswith("SHOW"))
-    assert "delayq_given" in texts[begun + 1] or f"('{row.pk}'," in texts[begun + 1], "a statement without a snapshot"
-    row.refresh_from_db()
-    assert row.settled_at is not None
-    assert row.settled_at >= row.due_at
-
-
 def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, declare: Declare) -> None:
     calls: list[int] = []
     when = Q(status="unpaid") & Q(Gate(Value(GATE)))
@@ -161,3 +147,84 @@ def test_members_that_cannot_be_marked_have_their_reason(orders: list[Order], de
     assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
     assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
+
+
+MARK, INSERT, CANCEL = "delayq_given", "INSERT INTO", "SET %cancelled"
+
+
+def is_direct() -> bool:
+    """Return whether no pooler is between this thread and its session of PostgreSQL."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return bool(cursor.fetchone()[0] == connection.connection.info.backend_pid)
+
+
+def generic_plans(part: str) -> int:
+    """Return how often this thread has used the generic plan of the prepared statement with `part` in its SQL."""
+    with connection.cursor() as cursor:
+        like = f"PREPARE delayq%{part}%"
+        cursor.execute("SELECT sum(generic_plans) FROM pg_prepared_statements WHERE statement LIKE %s", [like])
+        return int(cursor.fetchone()[0] or 0)
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    """Begin and end with a new connection."""
+    connection.close()
+    yield
+    connection.close()
+
+
+@pytest.fixture
+def is_prepared() -> bool:
+    return is_direct() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+
+
+def use(count: int = 1) -> None:
+    """Schedule, fire, schedule and cancel, which must work at the first attempt."""
+    for _ in range(count):
+        order = Order.objects.create(status="unpaid")
+        row = due(order, "remind")
+        assert fire(row).fired == (row.pk,)
+        dq.schedule_timeout(order, "remind", hours=1)
+        assert dq.cancel_timeout(order, "remind")
+    assert set(Timeout.objects.filter(state=Timeout.State.FIRED).values_list("attempts", flat=True)) == {1}
+
+
+def prepared() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'delayq%%'")
+        return int(cursor.fetchone()[0])
+
+
+def test_after_some_runs_each_keeps_its_plan(is_prepared: bool) -> None:
+    use(statements.PREPARED_AFTER)
+    assert prepared() <= 1, "the INSERT has run twice as often"
+    use(10)
+    for part in (MARK, INSERT, CANCEL):
+        assert bool(generic_plans(part)) == is_prepared, part
+
+
+def test_in_a_transaction_of_the_caller_nothing_is_prepared() -> None:
+    """An error would undo what the caller has written."""
+    use(20)
+    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
+        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    assert not any("EXECUTE" in each["sql"] for each in captured)
+
+
+def test_what_makes_plans_useless_fails_nothing(is_prepared: bool, caplog: Log) -> None:
+    """A migration changes a column, and then a pool discards what its client has left."""
+    use(20)
+    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(77)")
+    try:
+        use(20)
+    finally:
+        execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(20)")
+    use(20)
+    assert bool(prepared()) == is_prepared
+    with connection.connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+    use(20)
+    assert prepared() == 0, "one error is enough"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

@@ -186,9 +186,7 @@ def test_a_snooze_without_an_end_is_a_failure(order: Order, declare: Declare, mo
 
 
 @pytest.mark.parametrize("kind", ["skip", "snooze", "give up"])
-def test_a_raised_outcome_undoes_the_work_with_a_warning(
-    order: Order, declare: Declare, kind: str, caplog: Log
-) -> None:
+def test_a_raised_outcome_undoes_the_work_and_warns(order: Order, declare: Declare, kind: str, caplog: Log) -> None:
     outcome, expected, *_ = OUTCOMES[kind]
     policy = declare(Order, write_and_raise(outcome), name="raises")
     for each in (order, Order.objects.create()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,18 +14,14 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
 from django_delayq.firing import Work, plan, run
-from django_delayq.firing.log_lines import UNKNOWN_PAUSE
 from django_delayq.firing.running import run_each
 from django_delayq.ledger import marking
-from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
 from tests.integration.firing.handlers import Declare, Log, Patch
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried
+from tests.integration.firing.rows import FIRED, UNTRIED, hearing, logged, tried
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -139,21 +134,6 @@ def test_without_its_mark_no_handler_runs(orders: list[Order], monkeypatch: Patc
     assert {state(row)[0] for row in rows} == {"fired"}
 
 
-def test_a_stop_is_seen_with_the_row_at_the_latest(order: Order, monkeypatch: Patch) -> None:
-    """The cache may omit a new stop for up to a second; the locking statement reads it."""
-    row = due(order)
-    work = work_of(row)
-    with monkeypatch.context() as patched:
-        patched.setattr(type(stop_cache), "forget", lambda self: None)
-        operations.pause("testapp.order.remind", by="script:test")
-        report = run(work, "default")
-    stop_cache.forget()
-    assert (set(report.again), tried(row)) == ({row.pk}, UNTRIED)
-    assert not Effect.objects.exists()
-    works, report = plan_of(row)
-    assert (works, report.now is not None and report.again[row.pk] > report.now) == ([], True)
-
-
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
 @pytest.mark.parametrize(("mode", "count"), [("IMMEDIATE", 0), ("DEFERRED", 1)])
 def test_on_sqlite_a_transaction_begins_as_a_writer(monkeypatch: Patch, mode: str, count: int) -> None:
@@ -196,20 +176,6 @@ def test_a_policy_of_a_proxy_child_or_parent_gets_objects_of_its_model(declare: 
     assert seen == [of]
 
 
-def test_a_policy_that_is_not_declared_waits_and_fires_when_it_is_back(order: Order, declare: Declare) -> None:
-    policy = declare(Order, name=f"gone_{uuid.uuid4().hex}")
-    row, other = due(order, policy), due(Order.objects.create(), policy)
-    registry.remove(policy)
-    for _ in range(2):
-        again = fire(row, other).again
-        assert set(again) == {row.pk, other.pk}
-        assert all(timedelta(0) < at - timezone.now() <= UNKNOWN_PAUSE for at in again.values())
-    assert run(forged(row), "default").again.keys() == {row.pk}
-    assert state(row) == PENDING
-    dq.register_policy(policy)
-    assert fire(row).fired == (row.pk,)
-
-
 # What the handler gets, and does to timeouts: its own row is settled by then, and its slot is free
 
 
@@ -248,7 +214,7 @@ def test_a_handler_schedules_its_next_round_unless_it_fails(order: Order, declar
 
 
 @pytest.mark.parametrize(("end", "count"), [("none", 4), ("one that fails", 2), ("a receiver", 1)])
-def test_works_that_follow_each_other_are_reported_together_while_all_are_settled(
+def test_works_are_reported_together_while_all_are_settled(
     orders: list[Order], declare: Declare, caplog: Log, end: str, count: int
 ) -> None:
     def act(obj: Order, timeout: Timeout) -> None:

@@ -70,7 +70,7 @@ def test_a_journey_ends_with_its_unittest_its_class_and_the_block_around_it() ->
     assert not clock.is_set()
 
 
-def test_without_a_test_that_ends_a_statement_moves_nothing_and_a_wrong_one_is_refused(monkeypatch: Patch) -> None:
+def test_a_statement_needs_a_test_that_ends_it(monkeypatch: Patch) -> None:
     monkeypatch.delitem(sys.modules, "django_delayq.pytest_plugin", raising=False)
     with pytest.warns(RuntimeWarning, match="The clock was not moved"):
         travel(minutes=31)
@@ -229,9 +229,7 @@ def test_a_block_that_a_handler_did_not_leave_fails_the_test(order: Order, decla
     assert Order.objects.get() == order
 
 
-def test_batches_come_together_the_limit_is_kept_and_members_of_one_that_failed_are_all_fired(
-    orders: list[Order], declare: Declare, monkeypatch: Patch
-) -> None:
+def test_batches_and_the_limit(orders: list[Order], declare: Declare, monkeypatch: Patch) -> None:
     """A worker releases members that it has no time for, so that others may fire them. Here there are no others."""
     monkeypatch.setattr(running, "WORK_SECONDS", -1.0)
     sizes: list[int] = []

@@ -161,7 +161,7 @@ class Interrupted(threading.Thread):
 @pytest.mark.usefixtures("uninterrupted")
 @pytest.mark.parametrize("starts", [False, True])
 @LIMITED_MODES
-def test_a_signal_does_not_leave_two_threads_on_one_connection(
+def test_a_signal_leaves_no_two_threads_on_one_connection(
     order: Order, declare: Declare, monkeypatch: Patch, mode: str, starts: bool
 ) -> None:
     """As `task_soft_time_limit` of Celery, if it is shorter than the limit of the policy. It counts as a failure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -23,9 +23,6 @@ from tests.integration.firing.conftest import due, fire, locking, state, work_of
 from tests.integration.firing.handlers import Declare, Handler, Patch, raising, write
 from tests.integration.firing.rows import FIRED, hearing, tried, written
 from tests.testapp.models import Order
-
-if TYPE_CHECKING:
-    import redis
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 IN_ONE_TRANSACTION = pytest.mark.parametrize("option", ["batch", "together"])
@@ -89,9 +86,7 @@ WAYS: dict[str, tuple[Handler, tuple[str, int]]] = {
 
 @IN_ONE_TRANSACTION
 @pytest.mark.parametrize("way", WAYS)
-def test_one_that_fails_is_alone_in_that_and_nothing_is_done_twice(
-    orders: list[Order], declare: Declare, way: str, option: Any
-) -> None:
+def test_one_that_fails_affects_no_other(orders: list[Order], declare: Declare, way: str, option: Any) -> None:
     (act, expected), sizes, called = WAYS[way], list[int](), list[int]()
 
     def handler(target: Any, timeouts: Any) -> None:
@@ -116,7 +111,7 @@ def test_one_that_fails_is_alone_in_that_and_nothing_is_done_twice(
 
 @checks_at_commit
 def test_a_commit_that_failed_takes_its_changes_for_redis_along(
-    orders: list[Order], declare: Declare, monkeypatch: Patch, redis_client: redis.Redis
+    orders: list[Order], declare: Declare, monkeypatch: Patch, redis_client: Any
 ) -> None:
     """A cancel that was rolled back would remove the entry of a pending timeout, which would then fire late."""
     waits, also = (dq.schedule_timeout(order, "remind", seconds=30) for order in orders[3:])

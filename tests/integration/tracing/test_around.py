@@ -126,7 +126,7 @@ BROKEN: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("broken", BROKEN)
-def test_an_error_of_a_function_neither_prevents_nor_repeats_nor_undoes_a_handler_and_is_logged_once(
+def test_an_error_of_a_function_is_logged_and_nothing_else(
     declare: Declare, around: Around, caplog: Log, broken: str, mode: str
 ) -> None:
     """The limit lets the handlers run in another thread than the main one, as in a worker."""
@@ -156,7 +156,7 @@ class Watched(Broken):
 
 
 @pytest.mark.parametrize("mode", ["alone", "outside"])
-def test_what_surrounds_a_call_is_told_that_it_is_abandoned(
+def test_what_surrounds_an_abandoned_call_is_notified(
     order: Order, declare: Declare, around: Around, caplog: Log, mode: str
 ) -> None:
     around(Watched)
@@ -170,9 +170,7 @@ def test_what_surrounds_a_call_is_told_that_it_is_abandoned(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_callback_runs_in_the_context_of_its_handler_if_that_is_one(
-    declare: Declare, around: Around, mode: str, count: int
-) -> None:
+def test_a_callback_runs_in_the_context_of_its_handler(declare: Declare, around: Around, mode: str, count: int) -> None:
     def handler(target: Any, timeouts: Any) -> None:
         INSIDE.set((*INSIDE.get(), "handler"))
         with transaction.atomic():

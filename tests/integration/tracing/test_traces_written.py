@@ -21,6 +21,7 @@ from django_delayq.contrib.opentelemetry import current_trace
 from django_delayq.ledger import traces
 from django_delayq.ledger.traces import get_around
 from django_delayq.models import Timeout
+from tests.integration.firing.handlers import Log, Patch
 from tests.integration.firing.rows import logged
 from tests.integration.tracing.conftest import Around, Spans
 from tests.testapp.models import Order
@@ -77,9 +78,7 @@ def test_a_round_has_the_trace_of_its_span(spans: Spans, around: Around, begin: 
 
 @pytest.mark.parametrize("replace", [*BY_SCHEDULING, by_saving])
 @pytest.mark.parametrize("has_span", [True, False])
-def test_a_new_round_in_the_same_row_has_the_new_trace(
-    order: Order, spans: Spans, replace: Callable[[Order], None], has_span: bool
-) -> None:
+def test_a_new_round_has_the_new_trace(order: Order, spans: Spans, replace: Any, has_span: bool) -> None:
     with request():
         by_saving(order) if replace is by_saving else by_hand(order)
     with request() if has_span else nullcontext():
@@ -105,7 +104,7 @@ def broken(policy: Any, timeouts: Any) -> Any: ...
 
 @pytest.mark.parametrize("answer", [RuntimeError("no"), SystemExit(), "garbage", "0" * 500, 5])
 def test_a_trace_that_cannot_be_read_is_logged_once(
-    order: Order, around: Around, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, answer: Any
+    order: Order, around: Around, caplog: Log, monkeypatch: Patch, answer: Any
 ) -> None:
     def get_trace() -> Any:
         if isinstance(answer, BaseException):
@@ -131,9 +130,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("path", WRONG)
-def test_a_wrong_path_is_named_by_a_check(
-    order: Order, around: Around, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_wrong_path_is_named_by_a_check(order: Order, around: Around, monkeypatch: Patch, path: str) -> None:
     traces._callable_at.cache_clear()
     for module in ("opentelemetry", "sentry_sdk"):
         monkeypatch.setitem(sys.modules, module, None)
