@@ -168,24 +168,6 @@ def test_a_call_that_raises_or_takes_too_long_is_repeated_with_each_alone(by: An
     assert set(report.errors) == {rows[2].pk}
 
 
-def test_each_member_is_asked_about_before_the_call(policy: Policy, shops: Shops, calls: Calls) -> None:
-    rows = due_of(policy, shops[0], 6)
-    asked: list[str] = []
-
-    @policy.confirm()
-    def ask(purchase: Purchase, timeout: Timeout) -> dq.Skip | None:
-        asked.append(timeout.object_id)
-        if timeout.object_id == rows[4].object_id:
-            raise LookupError("no answer")
-        return dq.Skip("paid") if timeout.object_id == rows[2].object_id else None
-
-    report = run_of(rows[0])
-    assert asked == [row.object_id for row in rows]
-    assert calls.sizes == [4]
-    assert [state(row)[0] for row in rows] == ["fired", "fired", "skipped", "fired", "pending", "fired"]
-    assert (rows[4].attempts, set(report.errors)) == (1, {rows[2].pk, rows[4].pk})
-
-
 def test_fire_due_makes_one_call_for_each_value(policy: Policy, shops: Shops, calls: Calls) -> None:
     schedule_timeouts([Purchase.objects.create(channel=shop) for _ in range(5) for shop in shops], policy, minutes=5)
     with travel(minutes=6):

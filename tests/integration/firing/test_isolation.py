@@ -16,12 +16,11 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.arming.reconcile import arm_one
 from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session, needs_row_locks
-from tests.integration.firing.conftest import due, fire, in_another_thread, session_options, state
-from tests.integration.firing.handlers import Declare, once_at, write
+from tests.integration.firing.conftest import due, fire, in_another_thread, session_options
+from tests.integration.firing.handlers import Declare, write
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -118,27 +117,6 @@ def test_a_slot_taken_since_is_found_taken(mode: Any) -> None:
             return
         assert dq.schedule_timeout(order, "remind", hours=2, on_conflict=mode).pk == first.pk
     assert Timeout.objects.pending().get() == first
-
-
-def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    row = due(order, "cancel_unpaid")
-    once_at("begun", lambda: in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid")))
-    fire(row)
-    assert state(row) == ("skipped", "condition")
-
-
-def test_an_arming_of_its_own_that_waited_sees_what_was_closed_meanwhile(always: Any) -> None:
-    """The library's own transactions are READ COMMITTED whatever is set: they read after they have locked."""
-    order = Order.objects.create(status="new")
-    Order.objects.filter(pk=order.pk).update(created_at=timezone.now())
-    with transaction.atomic():
-        assert dq.sync_timeouts(Order.objects.get(pk=order.pk)) == 1
-        assert dq.cancel_timeout(order, always)
-        session = Session(lambda: arm_one([always], order.pk, "default"))
-        session.wait_until_it_waits()
-    session.end()
-    assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]
 
 
 VERBS: dict[str, Callable[[Timeout], object]] = {

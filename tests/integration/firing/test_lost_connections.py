@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,12 +12,12 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import run, settle_expired
+from django_delayq.firing import settle_expired
 from django_delayq.firing.settling import MAX_LOSSES
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state, work_of
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state
 from tests.integration.firing.handlers import Declare, Patch, execute, once_at, raising
 from tests.integration.firing.rows import PENDING, UNTRIED, tried
 from tests.testapp.models import Effect, Order
@@ -118,24 +117,6 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert state(row) == ("fired", "due"), "the server had committed"
     assert fire(row).done == (row.pk,)
     assert Effect.objects.count() == 1
-
-
-def test_a_database_that_is_away_releases_everything(orders: list[Order], declare: Declare, monkeypatch: Patch) -> None:
-    policy, waits = declare(Order, name="shared", together=20), []
-    rows = [due(order, policy) for order in orders]
-    work = work_of(*rows)
-    connection.close()
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        closed = nobody.getsockname()[1]
-    with monkeypatch.context() as patched:
-        patched.setitem(connection.settings_dict, "PORT", str(closed))
-        for _ in range(12):
-            report = run(work, "default")
-            assert set(report.again) == {row.pk for row in rows}
-            waits.append(max(report.again.values()) - timezone.now())
-    assert waits[0] < SOON
-    assert timedelta(seconds=15) < waits[-1] <= timedelta(seconds=90)
-    assert set(run(work, "default").fired) == {row.pk for row in rows}
 
 
 def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, declare: Declare) -> None:

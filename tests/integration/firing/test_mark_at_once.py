@@ -149,14 +149,7 @@ def test_members_that_cannot_be_marked_have_their_reason(orders: list[Order], de
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
 
 
-MARK, INSERT, CANCEL = "delayq_given", "INSERT INTO", "SET %cancelled"
-
-
-def is_direct() -> bool:
-    """Return whether no pooler is between this thread and its session of PostgreSQL."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return bool(cursor.fetchone()[0] == connection.connection.info.backend_pid)
+# The most frequent statements are prepared, and what could break that fails no firing and no call
 
 
 def generic_plans(part: str) -> int:
@@ -167,17 +160,15 @@ def generic_plans(part: str) -> int:
         return int(cursor.fetchone()[0] or 0)
 
 
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    """Begin and end with a new connection."""
-    connection.close()
-    yield
-    connection.close()
-
-
 @pytest.fixture
-def is_prepared() -> bool:
-    return is_direct() and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+def is_prepared() -> Iterator[bool]:
+    """Begin and end with a new connection. No pooler may be between this thread and its session."""
+    connection.close()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        is_direct = cursor.fetchone()[0] == connection.connection.info.backend_pid
+    yield is_direct and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+    connection.close()
 
 
 def use(count: int = 1) -> None:
@@ -201,11 +192,11 @@ def test_after_some_runs_each_keeps_its_plan(is_prepared: bool) -> None:
     use(statements.PREPARED_AFTER)
     assert prepared() <= 1, "the INSERT has run twice as often"
     use(10)
-    for part in (MARK, INSERT, CANCEL):
+    for part in ("delayq_given", "INSERT INTO", "SET %cancelled"):
         assert bool(generic_plans(part)) == is_prepared, part
 
 
-def test_in_a_transaction_of_the_caller_nothing_is_prepared() -> None:
+def test_in_a_transaction_of_the_caller_nothing_is_prepared(is_prepared: bool) -> None:
     """An error would undo what the caller has written."""
     use(20)
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import timeout_dead
-from django_delayq.firing import extend_firing, run, settle_expired
+from django_delayq.firing import run, settle_expired
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
@@ -148,18 +148,6 @@ def test_what_died_is_repeated_alone_when_its_lease_ends_and_not_counted(order: 
     assert fire(row).fired == (row.pk,)
     assert tried(row) == (FIRED, 1)
     assert Effect.objects.get().idempotency_key == row.idempotency_key
-
-
-def test_a_living_workers_row_does_not_expire(order: Order) -> None:
-    row, other = due(order, "send_outside"), due(Order.objects.create(), "send_outside")
-    die_at(row, "committed")
-    expire(row)
-    before = other.run_at
-    extend_firing([row.pk, other.pk], "default")
-    assert settle_expired("default") == dq.firing.Report()
-    assert (state(row), state(other)) == (("firing", ""), PENDING)
-    assert row.run_at - timezone.now() > LEASE - timedelta(seconds=5)
-    assert other.run_at == before, "only rows that are firing are moved"
 
 
 def test_an_expired_row_of_an_unknown_policy_is_left_to_others_first(order: Order, declare: Declare) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sentry_sdk
@@ -15,9 +15,6 @@ from tests.integration.firing.conftest import MODES, due, fire, make_due, state
 from tests.integration.firing.handlers import Declare, raising
 from tests.integration.firing.limits import LIMITS, compute
 from tests.testapp.models import Effect, Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Events = list[dict[str, Any]]
@@ -134,7 +131,7 @@ def test_an_event_of_a_batch_names_the_policy_and_then_each_timeout(declare: Dec
     assert [event["tags"] for event in of_failures] == [tags_of(row, 1) for row in rows]
 
 
-def test_no_data_of_the_object_or_payload_is_in_an_event(declare: Declare, sentry: Events, settings: Settings) -> None:
+def test_no_data_of_the_object_or_payload_is_in_an_event(declare: Declare, sentry: Events, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SCRUB": lambda text, timeout: text.replace("4000", "[card]")}
     policy = declare(Order, raising(LookupError("card 4000")), name="fails", retry=dq.Retry.never())
     fire(due(Order.objects.create(note="a secret note"), policy, payload={"iban": "DE00"}))
