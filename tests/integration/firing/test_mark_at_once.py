@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -131,22 +131,6 @@ def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, d
     row = due(order, policy)
     assert fire_while(row, lambda: fire(row)).fired == ()
     assert (calls, row.attempts, state(row)) == ([1], 0, ("fired", "due"))
-
-
-def test_members_that_cannot_be_marked_have_their_reason(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="shared", when=Q(status="unpaid"), together=20)
-    rows = [due(order, policy) for order in orders]
-    Order.objects.filter(pk=orders[0].pk).update(status="paid")
-    Order.objects.filter(pk=orders[1].pk)._raw_delete("default")
-    dq.reschedule_timeout(orders[2], policy, hours=1)
-    works = Work(rows[0].policy, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
-    with CaptureQueriesContext(connection) as queries:
-        report = run(works, "default")
-    assert report.fired == (rows[3].pk, rows[4].pk)
-    assert [state(row) for row in rows[:3]] == [("skipped", "condition"), ("skipped", "gone"), ("pending", "")]
-    assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
-    assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
-    assert sum(query["sql"] == "COMMIT" for query in queries) == 1
 
 
 # The most frequent statements are prepared, and what could break that fails no firing and no call

@@ -150,21 +150,6 @@ def test_a_returned_outcome_keeps_the_work(order: Order, declare: Declare, mode:
     assert report.again == {row.pk: row.run_at}
 
 
-@pytest.mark.parametrize("mode", ["batch", "together"])
-def test_each_member_has_the_outcome_that_was_returned_for_it(orders: list[Order], declare: Declare, mode: str) -> None:
-    calls: list[Any] = []
-
-    def handler(target: Any, timeouts: Any) -> Any:
-        calls.append(target)
-        return dq.Skip("the batch, or the first") if len(calls) == 1 else None
-
-    policy = declare(Order, handler, name="returns", **MODES[mode])
-    rows = [due(each, policy) for each in orders]
-    fire(*rows)
-    assert [state(row)[0] for row in rows] == ["skipped", *["skipped" if mode == "batch" else "fired"] * 4]
-    assert len(calls) == (1 if mode == "batch" else 5), "nothing was undone, and nothing repeated"
-
-
 def test_other_values_are_ignored(declare: Declare) -> None:
     for number, value in enumerate((True, "skip", 0, Order, ValueError("returned"))):
         row = due(Order.objects.create(), declare(Order, returning(value), name=f"returns{number}"))
