@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,11 +17,11 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
 from django_delayq.firing.handler import CHECKPOINTS, set_checkpoint_hook
-from django_delayq.firing.state import Gate, firing_state
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
-from tests.integration.firing.handlers import WAIT, Declare, Log, Patch, once_at, raising, write
+from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising, write
 from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried, written
 from tests.testapp.models import Effect, Order
 
@@ -170,43 +169,9 @@ def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[O
     assert written() == [row.object_id for row in rows]
 
 
-# A suspect runs alone in its process: others wait for it, and it for them, both for a limited time
-
-
-def entering(gate: Gate, *, alone: bool, inside: Callable[[], object]) -> threading.Thread:
-    def enter() -> None:
-        with gate.entered(alone=alone) as is_open:
-            if is_open:
-                inside()
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    return thread
-
-
-def test_a_suspect_waits_for_the_others_and_those_behind_it_wait_for_the_suspect() -> None:
-    gate, leave, order, first_is_inside = Gate(), threading.Event(), list[str](), threading.Event()
-
-    def stay() -> None:
-        first_is_inside.set()
-        assert leave.wait(WAIT)
-        order.append("first")
-
-    first = entering(gate, alone=False, inside=stay)
-    assert first_is_inside.wait(WAIT)
-    suspect = entering(gate, alone=True, inside=lambda: order.append("suspect"))
-    while gate._turn.acquire(blocking=False):
-        gate._turn.release()
-    behind = entering(gate, alone=False, inside=lambda: order.append("behind"))
-    assert order == []
-    leave.set()
-    for thread in (first, suspect, behind):
-        thread.join(WAIT)
-    assert order == ["first", "suspect", "behind"]
-
-
 @pytest.mark.parametrize(("held_alone", "deliveries"), [(True, 1), (True, 2), (False, 2)])
 def test_what_does_not_get_in_is_released(order: Order, monkeypatch: Patch, held_alone: bool, deliveries: int) -> None:
+    """A suspect runs alone in its process: others wait for it, and it for them, both for a limited time."""
     monkeypatch.setattr("django_delayq.firing.state.LOCKED_MAX_SECONDS", 0.01)
     row = due(order)
     work = work_of(row, deliveries=deliveries)

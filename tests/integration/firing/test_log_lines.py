@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -11,12 +10,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.error_texts import is_user_code
 from django_delayq.models import Timeout
 from django_delayq.times.clock import brief
 from tests.integration.firing.conftest import due, fire
@@ -50,37 +48,12 @@ def test_a_firing_is_a_line_with_object_lateness_and_duration(declare: Declare, 
     assert "object 'a\\nb')" in of_voucher.getMessage()
 
 
-def raise_in_django(*_: Any) -> None:
-    Voucher.objects.create(code="twice")
-    Voucher.objects.create(code="twice")
+def test_a_server_that_is_down_fills_neither_log_nor_memory(declare: Declare, caplog: Log) -> None:
+    """Some API clients make their exception classes for each session: each one stayed in memory."""
 
+    def handler(*_: Any) -> None:
+        raise type("QuotaExceeded", (Exception,), {})
 
-def raise_a_class_of_this_call(*_: Any) -> None:
-    """As an API client that makes its exception classes for each session: each one stayed in memory."""
-    raise type("QuotaExceeded", (Exception,), {})
-
-
-@ATOMIC_OR_NOT
-def test_a_failure_has_only_frames_of_the_project(order: Order, declare: Declare, caplog: Log, atomic: bool) -> None:
-    row = due(order, declare(Order, raise_in_django, name="fails", retry=dq.Retry([120]), atomic=atomic))
-    with dq.clock.set_to(row.due_at):
-        fire(row)
-    [line] = logged(caplog, "timeout_failed")
-    assert f"(testapp.order.fails, object {order.pk}) failed at attempt 1, 0 s late, after " in line.getMessage()
-    assert "; attempt 2 follows in 2 min: IntegrityError: " in line.getMessage()
-    assert (line.attempt, line.next_at - timezone.now() > timedelta(seconds=60)) == (1, True)
-    kind, error, trace = line.exc_info
-    assert kind is IntegrityError
-    while error is not None:
-        assert all(is_user_code(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
-        error = error.__cause__
-    assert [frame.name for frame in traceback.extract_tb(trace)] == ["raise_in_django"]
-    row.refresh_from_db()
-    assert "django/db/backends" in row.errors[0]["traceback"], "the ledger keeps all of it"
-
-
-@pytest.mark.parametrize("handler", [raise_in_django, raise_a_class_of_this_call])
-def test_a_server_that_is_down_fills_neither_log_nor_memory(declare: Declare, caplog: Log, handler: Any) -> None:
     policy = declare(Order, handler, name="fails", retry=dq.Retry([120]), batch=10)
     fire(*[due(Order.objects.create(), policy) for _ in range(5)])
     assert [bool(line.exc_info) for line in logged(caplog, "timeout_failed")] == [True, *[False] * 4]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 from django.utils import timezone
 
 import django_delayq as dq
@@ -117,13 +117,6 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert state(row) == ("fired", "due"), "the server had committed"
     assert fire(row).done == (row.pk,)
     assert Effect.objects.count() == 1
-
-
-def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, declare: Declare) -> None:
-    handler = raising(OperationalError("could not connect to the warehouse"))
-    row = due(order, declare(Order, handler, name="warehouse", retry=dq.Retry([60])))
-    fire(row)
-    assert (tried(row), row.errors[0]["error"]) == ((PENDING, 1), "OperationalError")
 
 
 def test_after_a_loss_outside_it_is_settled_on_a_new_one(order: Order, declare: Declare, monkeypatch: Patch) -> None:

@@ -21,7 +21,6 @@ from django_delayq.firing import time_limits
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import needs_row_locks, transaction_with
 from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, Log, Patch, raising
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep, threads_end
@@ -60,22 +59,6 @@ def test_what_takes_too_long_is_rolled_back_and_retried(
     assert (overrun(row), list(report.again)) == (FAILED, [row.pk])
     order.refresh_from_db()
     assert (order.status, is_free(order)) == ("unpaid", True)
-    threads_end()
-
-
-@needs_row_locks
-@pytest.mark.dialect
-def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], declare: Declare) -> None:
-    def handler(order: Order, timeout: Timeout) -> None:
-        order.save()
-        Order.objects.filter(pk=orders[1].pk).update(note="waited")
-
-    row = due(orders[0], declare(Order, handler, name="waits", limits=LIMITS, retry=RETRY))
-    with transaction_with(lambda: Order.objects.filter(pk=orders[1].pk).update(note="locked")):
-        fire(row)
-        assert overrun(row) == FAILED
-        assert is_free(orders[0])
-    assert is_free(orders[1])
     threads_end()
 
 

@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import plan, run, running
+from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import outbox
 from django_delayq.ledger.marking import can_mark_at_once
@@ -287,24 +287,6 @@ def test_a_commit_that_failed_takes_its_changes_for_redis_along(
     assert (state(waits)[0], state(also)[0]) == ("pending", "cancelled")
     assert also.pk in sent
     assert waits.pk not in sent
-
-
-@IN_ONE_TRANSACTION
-def test_what_had_no_turn_in_time_is_released(declare: Declare, monkeypatch: Patch, option: str) -> None:
-    monkeypatch.setattr(running, "WORK_SECONDS", 0.0)
-    calls: list[int] = []
-
-    def handler(*_: Any) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            raise ValueError
-
-    policy = declare(Order, handler, name="raises_once", **{option: 10})
-    rows = [due(Order.objects.create(), policy) for _ in range(6)]
-    report = run(work_of(*rows), "default")
-    assert report.fired == (rows[0].pk,)
-    assert set(report.untried) == set(report.again) == {row.pk for row in rows[1:]}
-    assert all(at <= report.now for at in report.again.values() if report.now)
 
 
 @IN_ONE_TRANSACTION

@@ -96,8 +96,6 @@ def test_nothing_of_a_scope_reaches_the_next_timeout(declare: Declare, sentry: E
     def handler(obj: Order, timeout: Timeout) -> None:
         if obj.pk == first.pk:
             sentry_sdk.set_tag("provider", "one")
-            sentry_sdk.set_user({"id": "customer 1"})
-            sentry_sdk.get_isolation_scope().set_tag("isolated", "one")
             sentry_sdk.add_breadcrumb(message="called the first provider")
         raise LookupError(f"{obj.pk}")
 
@@ -107,14 +105,11 @@ def test_nothing_of_a_scope_reaches_the_next_timeout(declare: Declare, sentry: E
     sentry_sdk.add_breadcrumb(message="of this thread")
     fire(*rows)
     assert "of this thread" not in str(sentry[0]["breadcrumbs"])
-    assert [event["tags"]["delayq.object"] for event in sentry] == [str(first.pk), str(second.pk)]
     assert sentry[0]["tags"]["provider"] == "one"
     assert sentry[1]["tags"] == tags_of(rows[1], 1)
-    assert "user" not in sentry[1]
     assert "first provider" not in str(sentry[1]["breadcrumbs"])
     sentry_sdk.capture_message("later")
     assert not sentry[2].get("tags")
-    assert sentry[2].get("transaction") != NAME
 
 
 def test_an_event_of_a_batch_names_the_policy_and_then_each_timeout(declare: Declare, sentry: Events) -> None:
