@@ -83,22 +83,6 @@ def run_of(*rows: Timeout) -> Report:
     return run(work_of(*rows), "default")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch": None}, "batch_by needs batch"),
-        ({"batch_by": ["channel"]}, "batch_by must be the name of a column or a path, not"),
-        ({"limits": dq.Limits(rate=dq.Rate(5))}, "give no Rate with it"),
-        ({"batch_by": "chanel"}, "Did you mean 'channel'"),
-        ({"batch_by": "labels"}, "is not a column, or a path over foreign keys to one, of Purchase"),
-    ],
-)
-def test_wrong_declarations_are_refused(options: dict[str, Any], words: str, by: Any) -> None:
-    with pytest.raises(dq.PolicyError, match="^Timeout policy") as raised:
-        by(**options)
-    assert words in str(raised.value)
-
-
 def test_a_leased_timeout_fires_with_all_due_ones_of_its_value(by: Any, shops: Shops, calls: Calls) -> None:
     policy, other = by(aliases=("then",)), by(name="other")
     rows, later = due_of(policy, shops[0], 20), due_of(policy, shops[0], 3, minutes=1)

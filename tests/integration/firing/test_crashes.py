@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connections
@@ -180,15 +179,3 @@ def test_what_does_not_get_in_is_released(order: Order, monkeypatch: Patch, held
     assert report.untried == (row.pk,)
     assert (tried(row), row.suspected_at) == (UNTRIED, None)
     assert fire(row, deliveries=deliveries).fired == (row.pk,)
-
-
-def test_a_suspect_may_fire_others(orders: list[Order], declare: Declare) -> None:
-    inner = due(orders[0], declare(Order, lambda *_: None, name="inner", atomic=False))
-    found: list[int] = []
-
-    def handler(*_: Any) -> None:
-        found.extend(fire(inner, deliveries=2).fired)
-
-    outer = due(orders[1], declare(Order, handler, name="outer", atomic=False))
-    assert fire(outer, deliveries=2).fired == (outer.pk,)
-    assert found == [inner.pk]

@@ -18,7 +18,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
 from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state
-from tests.integration.firing.handlers import Declare, Patch, execute, once_at, raising
+from tests.integration.firing.handlers import Declare, execute, once_at, raising
 from tests.integration.firing.rows import PENDING, UNTRIED, tried
 from tests.testapp.models import Effect, Order
 
@@ -117,19 +117,6 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert state(row) == ("fired", "due"), "the server had committed"
     assert fire(row).done == (row.pk,)
     assert Effect.objects.count() == 1
-
-
-def test_after_a_loss_outside_it_is_settled_on_a_new_one(order: Order, declare: Declare, monkeypatch: Patch) -> None:
-    calls: list[int] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        calls.append(1)
-        kill_own_connection()
-
-    monkeypatch.setattr("django_delayq.firing.settling.time.sleep", lambda seconds: None)
-    row = due(order, declare(Order, handler, name="outside", atomic=False))
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), calls) == (("fired", "due"), [1])
 
 
 def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Order, declare: Declare) -> None:

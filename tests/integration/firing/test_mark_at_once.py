@@ -15,7 +15,6 @@ import django_delayq as dq
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
-from django_delayq.sql import statements
 from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, state
 from tests.integration.firing.handlers import WAIT, Declare, Log, execute
@@ -136,14 +135,6 @@ def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, d
 # The most frequent statements are prepared, and what could break that fails no firing and no call
 
 
-def generic_plans(part: str) -> int:
-    """Return how often this thread has used the generic plan of the prepared statement with `part` in its SQL."""
-    with connection.cursor() as cursor:
-        like = f"PREPARE delayq%{part}%"
-        cursor.execute("SELECT sum(generic_plans) FROM pg_prepared_statements WHERE statement LIKE %s", [like])
-        return int(cursor.fetchone()[0] or 0)
-
-
 @pytest.fixture
 def is_prepared() -> Iterator[bool]:
     """Begin and end with a new connection. No pooler may be between this thread and its session."""
@@ -170,14 +161,6 @@ def prepared() -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'delayq%%'")
         return int(cursor.fetchone()[0])
-
-
-def test_after_some_runs_each_keeps_its_plan(is_prepared: bool) -> None:
-    use(statements.PREPARED_AFTER)
-    assert prepared() <= 1, "the INSERT has run twice as often"
-    use(10)
-    for part in ("delayq_given", "INSERT INTO", "SET %cancelled"):
-        assert bool(generic_plans(part)) == is_prepared, part
 
 
 def test_in_a_transaction_of_the_caller_nothing_is_prepared(is_prepared: bool) -> None:

@@ -36,9 +36,9 @@ OUTSIDE: dict[str, Any] = {"name": "outside", "atomic": False}
 HOURLY = dq.Retry([3600])
 
 
-def die_at(row: Timeout, step: str) -> None:
-    """The process of this firing of `row` is gone at `step`."""
-    once_at(step, raising(KeyboardInterrupt()))
+def die(row: Timeout) -> None:
+    """The process that fires `row` is gone while its handler runs."""
+    once_at("committed", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         run(work_of(row), "default")
 
@@ -135,7 +135,7 @@ def test_a_row_that_is_held_is_settled_when_it_is_free(order: Order, declare: De
 @pytest.mark.parametrize("by", ["sweep", "delivery"])
 def test_what_died_is_repeated_alone_when_its_lease_ends_and_not_counted(order: Order, by: str) -> None:
     row = due(order, "send_outside")
-    die_at(row, "committed")
+    die(row)
     assert tried(row) == (("firing", ""), 1)
     assert settle_expired("default").again == {}
     assert fire(row, deliveries=2).again[row.pk] - timezone.now() > LEASE / 2
@@ -154,7 +154,7 @@ def test_an_expired_row_of_an_unknown_policy_is_left_to_others_first(order: Orde
     """Another worker may know the policy and its retries; if none settles the row in a minute, this one does."""
     policy = declare(Order, **OUTSIDE)
     row = due(order, policy)
-    die_at(row, "committed")
+    die(row)
     registry.remove(policy)
     expire(row)
     assert settle_expired("default").again == {}
@@ -229,22 +229,18 @@ def test_a_newer_round_replaces_a_firing_that_fails(
 # Every worker settles attempts that died, in pages; only the first one logs it, and sends the signals
 
 
-def expired(count: int, **values: Any) -> list[Timeout]:
+def expired(count: int) -> list[Timeout]:
     """Return rows whose process died while it fired them, and whose lease is over."""
     rows = [due(Order.objects.create(), "send_outside") for _ in range(count)]
     for row in rows:
-        die_at(row, "committed")
+        die(row)
         expire(row)
-    Timeout.objects.update(**values) if values else None
     return rows
 
 
-def at_the_third_death(count: int) -> list[Timeout]:
-    return expired(count, suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
-
-
 def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: Patch) -> None:
-    rows, undone = at_the_third_death(3), list[str]()
+    rows, undone = expired(3), list[str]()
+    Timeout.objects.update(suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
 
     def fail(step: str) -> None:
         undone.extend([step] * (step == "undone"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,13 +13,12 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import Work, plan, run
-from django_delayq.firing.running import run_each
 from django_delayq.ledger import marking
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
-from tests.integration.firing.handlers import Declare, Log, Patch
-from tests.integration.firing.rows import FIRED, UNTRIED, hearing, logged, tried
+from tests.integration.firing.handlers import Declare, Patch
+from tests.integration.firing.rows import FIRED, UNTRIED, tried
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -211,30 +208,3 @@ def test_a_handler_schedules_its_next_round_unless_it_fails(order: Order, declar
     found = list(Timeout.objects.order_by("id").values_list("state", "payload"))
     next_round = ("pending", {"round": 2})
     assert found == ([("pending", {"round": 1})] if fails else [("fired", {"round": 1}), next_round])
-
-
-@pytest.mark.parametrize(("end", "count"), [("none", 4), ("one that fails", 2), ("a receiver", 1)])
-def test_works_are_reported_together_while_all_are_settled(
-    orders: list[Order], declare: Declare, caplog: Log, end: str, count: int
-) -> None:
-    def act(obj: Order, timeout: Timeout) -> None:
-        if obj == orders[1] and end == "one that fails":
-            raise ValueError
-
-    caplog.set_level(logging.INFO, "django_delayq.firing")
-    policy, taken, lines = declare(Order, act, name="in_turn"), list[Work](), list[int]()
-    rows = [due(order, policy) for order in orders[:4]]
-    works, _ = plan_of(*rows)
-
-    def each() -> Iterator[Work]:
-        for work in works:
-            lines.append(len(logged(caplog, "timeout_fired")))
-            taken.append(work)
-            yield work
-
-    with hearing(*[dq.timeout_fired] * (end == "a receiver")):
-        report = run_each(each(), "default")
-    assert len(taken) == count
-    assert sorted([*report.done, *report.again]) == sorted(work.ids[0] for work in taken)
-    assert lines == [0] * count, "one after the other at the end"
-    assert [state(row)[0] for row in rows[count:]] == ["pending"] * (4 - count)
