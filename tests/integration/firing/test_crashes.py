@@ -147,17 +147,6 @@ def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Decl
     assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
 
 
-def test_what_its_process_died_of_stays_alone_without_its_deliveries(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, name="killer"))
-    die_in_handler(row, deliveries=2)
-    assert work_of(row).suspect
-    die_in_handler(row, deliveries=1)
-    Timeout.objects.update(suspected_at=timezone.now())
-    assert fire(row).fired == (), "the worker that claimed it may run until its lease ends"
-    Timeout.objects.update(suspected_at=None)  # it could not run, for example because its object was locked
-    assert work_of(row).suspect
-
-
 def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
     policy = declare(Order, write, name="near")
     rows = [due(order, policy) for order in orders]

@@ -17,7 +17,6 @@ from django.test import TestCase
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.firing import running
 from django_delayq.models import Timeout
 from django_delayq.sql.now import database_now
 from django_delayq.testing import (
@@ -233,22 +232,12 @@ def test_a_block_that_a_handler_did_not_leave_fails_the_test(order: Order, decla
     assert Order.objects.get() == order
 
 
-def test_batches_and_the_limit(orders: list[Order], declare: Declare, monkeypatch: Patch) -> None:
-    """A worker releases members that it has no time for, so that others may fire them. Here there are no others."""
-    monkeypatch.setattr(running, "WORK_SECONDS", -1.0)
+def test_batches_come_together_and_the_limit_is_kept(orders: list[Order], declare: Declare) -> None:
     sizes: list[int] = []
-
-    def handler(objects: Any, timeouts: list[Timeout]) -> None:
-        sizes.append(len(timeouts))
-        if len(timeouts) > 2:
-            raise ValueError("one of them is wrong")
-
-    policy = declare(Order, handler, name="batch", batch=3)
+    policy = declare(Order, lambda objects, timeouts: sizes.append(len(timeouts)), name="batch", batch=3)
     dq.schedule_timeouts(orders, policy, seconds=0)
-    assert fire_due(limit=2) == 2
-    assert fire_due(limit=0) == 0
-    assert fire_due() == 3
-    assert (sizes[:2], Timeout.objects.pending().exists()) == ([2, 3], False)
+    assert [fire_due(limit=2), fire_due(limit=0), fire_due()] == [2, 0, 3]
+    assert sizes == [2, 3]
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -282,17 +281,3 @@ def test_a_wrong_path_is_named_by_a_check(order: Order, around: Around, monkeypa
     assert error.msg == str(raised.value)
     by_hand(order)
     assert traces_of(order) == [""]
-
-
-def test_without_the_setting_no_package_for_tracing_is_needed(order: Order, child_environment: dict[str, str]) -> None:
-    code = (  # redis-py loads opentelemetry if there is one
-        "import sys; sys.modules.update(opentelemetry=None, sentry_sdk=None)\n"
-        "import django; django.setup()\n"
-        "from django_delayq import schedule_timeout\n"
-        "from django_delayq.testing import fire_due\n"
-        "from tests.testapp.models import Order\n"
-        "schedule_timeout(Order.objects.get(), 'remind', seconds=0)\n"
-        "print(int(fire_due()), [each for each in sys.modules if each.endswith(('contrib.opentelemetry', '.sentry'))])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], env=child_environment, stdout=subprocess.PIPE, check=True)
-    assert found.stdout.strip() == b"1 []"

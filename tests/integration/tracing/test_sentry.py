@@ -59,14 +59,6 @@ def fails_in_a_callback(obj: Any, timeout: Any) -> None:
     transaction.on_commit(lambda: fails(obj, timeout))
 
 
-def captures_it(obj: Any, timeout: Any) -> None:
-    try:
-        fails(obj, timeout)
-    except LookupError as error:
-        sentry_sdk.capture_exception(error)
-        raise
-
-
 def asks(obj: Any, timeout: Any) -> None:
     """Let its question fail."""
 
@@ -76,7 +68,7 @@ def takes_too_long(obj: Any, timeout: Any) -> None:
     compute()
 
 
-@pytest.mark.parametrize("handler", [fails_later, fails_in_a_callback, captures_it, asks, takes_too_long])
+@pytest.mark.parametrize("handler", [fails_later, fails_in_a_callback, asks, takes_too_long])
 def test_wherever_it_fails_is_one_event(declare: Declare, sentry: Events, handler: Any) -> None:
     limits = LIMITS if handler is takes_too_long else None
     policy = declare(Order, handler, name="fails", retry=dq.Retry.never(), limits=limits)
