@@ -224,3 +224,15 @@ def test_a_snooze_whose_handler_has_scheduled_the_next_round_gives_way_to_it(ord
     assert state(row) == ("skipped", "superseded")
     [newer] = dq.pending_timeouts(order, "returns")
     assert newer.pk > row.pk
+
+
+def test_a_round_that_a_new_since_begins_forgets_the_snoozes(declare: Declare) -> None:
+    options: Any = {"when": Q(status="unpaid"), "since": "created_at", "after": timedelta(minutes=1)}
+    policy = declare(Order, raising(SNOOZE), name="snoozes", **options)
+    order = Order.objects.create(status="unpaid", created_at=timezone.now() - timedelta(hours=1))
+    [row] = dq.pending_timeouts(order, policy)
+    fire(row)
+    assert (state(row), row.snoozes) == (PENDING, 1)
+    order.created_at = timezone.now()
+    order.save()
+    assert (state(row), row.snoozes, row.attempts) == (PENDING, 0, 0)
