@@ -1,4 +1,4 @@
-"""`Late`, shadow mode and lateness: which timeouts are too late, and how late the others are."""
+"""Guard rails: `Late`, shadow mode and lateness, and the brake: which timeouts do not fire though they are due."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import Late, clock
+from django_delayq import Brake, Late, clock
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.firing.rails import brake as brake_rail
 from django_delayq.firing.rails.withheld import is_in_shadow
-from django_delayq.ledger.controls import stop_cache
-from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import policy_statuses
-from django_delayq.operations import change_delay, fire_now, hold, pause, postpone, resume, retry, shadow
-from tests.integration.firing.conftest import MODES, due, fire, state
-from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, raising, write
-from tests.integration.firing.rows import FIRED, UNMET, hearing, logged, tried, written
+from django_delayq.ledger.controls import policy_state, stop_cache
+from django_delayq.models import PolicyChange, PolicyMeter, Timeout
+from django_delayq.operations import hold, pause, resume, shadow
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, state
+from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, Patch, both, raising, write
+from tests.integration.firing.limits import LIMITS, sleep
+from tests.integration.firing.rows import FIRED, UNMET, hearing, logged, receiving, tried, written
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
@@ -49,9 +52,7 @@ THEN = {"skip": ("skipped", logging.WARNING), "dead": ("dead", logging.ERROR)}
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", THEN)
-def test_what_is_too_late_is_settled_and_logged_as_one(
-    orders: list[Order], declare: Declare, caplog: Log, mode: str, then: Any
-) -> None:
+def test_what_is_too_late_is_settled(orders: list[Order], declare: Declare, caplog: Log, mode: str, then: Any) -> None:
     settled, level = THEN[then]
     policy = declare(Order, write, name="limited", late=Late(HOUR, then=then), **MODES[mode])
     rows = [due(order, policy) for order in orders]
@@ -79,27 +80,12 @@ def stopped(stop: Callable[..., object], **options: Any) -> Callable[..., None]:
     return act
 
 
-def wish_and_hold(policy: Any, row: Timeout) -> None:
-    fire_now(row, by=BY)
-    hold(policy, by=BY)
-    with clock.set_to(timezone.now() + HOUR / 2):
-        resume(policy, by=BY)
-
-
-def wish_and_postpone(policy: Any, row: Timeout) -> None:
-    """What an operator wishes counts only for the time that it set."""
-    fire_now(row, by=BY)
-    postpone(row, by=BY, minutes=30)
-
-
 MEANWHILE: dict[str, tuple[Callable[..., object], tuple[str, str]]] = {
     "nothing": (lambda policy, row: None, LATE),
     "its condition ends": (lambda policy, row: Order.objects.update(status="paid"), UNMET),
     "a pause": (stopped(pause), LATE),
     "a hold": (stopped(hold), FIRED),
     "a hold that keeps the deadlines": (stopped(hold, shift=False), LATE),
-    "fire now, and a hold": (wish_and_hold, FIRED),
-    "fire now, and another deadline": (wish_and_postpone, LATE),
 }
 
 
@@ -140,36 +126,6 @@ def test_a_round_that_was_too_late_is_closed(declare: Declare) -> None:
     order.created_at = timezone.now() - HOUR / 2
     order.save()
     assert order.timeouts.filter(policy=policy.label).pending().count() == 1, "another round is open"
-
-
-def test_operators_override_what_is_declared(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="steered", late=Late(HOUR))
-    control = PolicyControl.objects.create(policy=policy.label, changed_at=timezone.now())
-    for order, guard, expected in (
-        (orders[0], None, FIRED),
-        (orders[1], {"after": 7200.0, "then": "dead"}, ("dead", "late")),
-        (orders[2], {"after": 7200.0, "then": "fire"}, FIRED),
-        (orders[3], {"after": "soon"}, LATE),  # nothing of the library writes this
-    ):
-        control.guards = {"late": guard}
-        control.save()
-        stop_cache.forget()
-        row = overdue(due(order, policy))
-        fire(row)
-        assert state(row) == expected
-
-
-@pytest.mark.parametrize("mode", ["together", "batch"])
-def test_three_days_without_a_worker_run_no_handler_and_need_few_transactions(declare: Declare, mode: str) -> None:
-    policy = declare(Order, write, name="away", late=Late(HOUR), **MODES[mode])
-    Order.objects.bulk_create(Order(status="unpaid") for _ in range(100))
-    dq.schedule_timeouts(Order.objects.all(), policy, minutes=30)
-    rows, steps = list(Timeout.objects.filter(policy=policy.label)), list[str]()
-    set_checkpoint_hook(steps.append)
-    with clock.set_to(timezone.now() + timedelta(days=3)):
-        fire(*rows)
-    assert (written(), {state(row) for row in rows}) == ([], {LATE})
-    assert steps.count("begun") == 5
 
 
 # Shadow mode: everything happens but the handler, and the round is closed
@@ -213,24 +169,12 @@ def test_only_a_share_of_the_objects_is_in_shadow_mode(declare: Declare, mode: s
     assert set(Timeout.objects.filter(cause="shadow").values_list("object_id", flat=True)) == expected
 
 
-# Lateness counts from when a timeout could fire: not from before it was armed, nor during a snooze
-
-
-def hours_late(row: Timeout, caplog: Log) -> set[float]:
-    """Return the lateness of the row, of the status, and of each line of the log, in hours."""
-    row.refresh_from_db()
-    [status] = [each for each in policy_statuses() if each.label == row.policy]
-    lines = [*logged(caplog, "timeout_failed"), *logged(caplog, "timeout_fired")]
-    return {round((each or 0) / 3600, 1) for each in (row.lateness(), status.lag_p99, *(x.late_seconds for x in lines))}
-
-
 @ATOMIC_OR_NOT
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
         ([LookupError(), LookupError(), None], 5),
-        ([dq.Snooze(seconds=1), None], 2),  # quiet hours must not make an alert ask for more workers
-        ([dq.Snooze(seconds=1), LookupError(), None], 2),
+        ([dq.Snooze(seconds=1), LookupError(), None], 2),  # quiet hours must not make an alert ask for more workers
     ],
 )
 def test_failures_are_lateness_and_a_snooze_is_not(
@@ -242,37 +186,141 @@ def test_failures_are_lateness_and_a_snooze_is_not(
     Timeout.objects.exclude(ready_at=None).update(run_at=ended_at, ready_at=ended_at)
     for _ in errors[1:]:
         fire(row)
-    assert hours_late(row, caplog) == {expected}
-    [event] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
-    assert "5 h after the deadline" in str(event), "the story counts from the deadline"
+    row.refresh_from_db()
+    lines = [*logged(caplog, "timeout_failed"), *logged(caplog, "timeout_fired")]
+    assert {round((each or 0) / 3600) for each in (row.lateness(), *(line.late_seconds for line in lines))} == {
+        expected
+    }
 
 
-def test_a_snooze_before_it_was_replaced_does_not_hide_lateness(order: Order, declare: Declare, caplog: Log) -> None:
-    policy = declare(Order, name="replaced")
-    due(order, policy)
-    Timeout.objects.update(ready_at=timezone.now() + 10 * HOUR)  # the end of its snooze
-    row = overdue(due(order, policy))
-    fire(row)
-    assert hours_late(row, caplog) == {3}
+# `Brake`: a policy that fires too much within a period pauses itself, whatever operators do at the same time
 
 
-@pytest.mark.parametrize("how", ["armed", "retried", "moved"])
-def test_what_was_armed_retried_or_moved_after_its_deadline_is_late_since(
-    declare: Declare, caplog: Log, how: str
+PER = timedelta(minutes=10)
+
+
+def braked(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """Declare a policy whose brake allows three timeouts."""
+    return declare(Order, name="braked", brake=Brake(3, per=PER))
+
+
+def fired(policy: dq.TimeoutPolicy[Any]) -> int:
+    return Timeout.objects.filter(policy=policy.label, state="fired").count()
+
+
+def stop_of(policy: dq.TimeoutPolicy[Any]) -> tuple[str, str]:
+    state = policy_state(policy, "default")
+    return state.stop, state.by if state.stop else ""
+
+
+@pytest.mark.dialect
+def test_one_firing_too_many_pauses_the_policy(source: str, declare: Declare, caplog: Log) -> None:
+    policy, heard = braked(declare), list[dict[str, Any]]()
+    rows = due_orders(policy, 10)
+
+    def hear(**given: Any) -> None:
+        heard.append(given)
+
+    with receiving(hear, dq.policy_paused):
+        report = fire(*rows)
+    assert (fired(policy), len(report.fired), len(report.again)) == (4, 4, 6)
+    assert stop_of(policy) == ("paused", "brake")
+    [change] = PolicyChange.objects.filter(policy=policy.label)
+    assert (change.what, change.by, change.finished_at) == ("paused", "brake", change.at)
+    words = "4 timeouts fired within 10 min; the brake allows 3."
+    assert change.reason == policy_state(policy, "default").reason == words
+    assert change.details == {"until": None, "fired": 4, "most": 3, "per": 600.0}
+    [record] = logged(caplog, "policy_paused")
+    assert (record.levelno, record.policy) == (logging.ERROR, policy.label)
+    assert [(each["sender"], each["policy"], each["change"]) for each in heard] == [(Order, policy, change)]
+    assert PolicyMeter.objects.exists() == (source == "ledger")
+    for total, stop in ((8, ("paused", "brake")), (10, ("", ""))):
+        resume(policy, by=BY)
+        fire(*rows)
+        assert (fired(policy), stop_of(policy)) == (total, stop)
+
+
+def test_what_fired_before_the_period_does_not_count(without_redis: None, declare: Declare) -> None:
+    policy, now = braked(declare), timezone.now()
+    for minutes in (0, 4, 8, 12, 16, 20, 24):  # four within 12 minutes
+        with clock.set_to(now + timedelta(minutes=minutes)):
+            fire(due(Order.objects.create(), policy))
+    assert stop_of(policy) == ("", "")
+    [meter] = PolicyMeter.objects.all()
+    assert len(meter.state["slices"]) <= 10
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 100}, {"together": 100}, {"atomic": False}], ids=str)
+def test_a_transaction_has_no_more_than_the_brake_leaves(
+    source: str, declare: Declare, options: dict[str, Any]
 ) -> None:
-    """As after a change of the delay by an operator: thousands of timeouts are due at once."""
-    handler = raising(dq.GiveUp("not yet"), None) if how == "retried" else raising(None)
-    policy = declare(Order, handler, name="stuck", after=timedelta(days=9), since="created_at", when=Q(status="unpaid"))
-    order = Order.objects.create(status="unpaid", created_at=timezone.now() - 50 * HOUR)
-    row = dq.pending_timeouts(order, policy).get()
-    if how == "moved":
-        Timeout.objects.filter(pk=row.pk).update(created_at=timezone.now() - 49 * HOUR)
-        change_delay(policy, 20 * HOUR, by=BY, mode="recompute")
-        assert timezone.now() - Timeout.objects.get(pk=row.pk).due_at > 29 * HOUR
-    else:
-        overdue(row, 40 * HOUR, created_at=timezone.now() - HOUR)
-    fire(row)
-    if how == "retried":
-        retry(Timeout.objects.filter(pk=row.pk), by=BY)
-        fire(row)
-    assert hours_late(row, caplog) == {1 if how == "armed" else 0}
+    policy = declare(Order, lambda objects, timeouts: None, name="braked", brake=Brake(10, per=PER), **options)
+    fire(*due_orders(policy, 60))
+    assert (fired(policy), stop_of(policy)) == (11, ("paused", "brake"))
+
+
+def test_what_is_skipped_or_fails_does_not_count_and_what_has_a_callback_that_hangs_does(declare: Declare) -> None:
+    end = raising(*[dq.Skip("no"), ValueError("broken"), dq.GiveUp("never")] * 2, None)
+    handler = both(end, lambda *_: transaction.on_commit(sleep))
+    policy = declare(Order, handler, name="braked", brake=Brake(1, per=PER), retry=dq.Retry([3600]), limits=LIMITS)
+    rows = due_orders(policy, 8)
+    fire(*rows[:7])
+    assert (fired(policy), stop_of(policy)) == (1, ("", ""))
+    fire(rows[7])
+    assert (fired(policy), stop_of(policy)) == (2, ("paused", "brake"))
+
+
+def test_while_redis_is_away_the_ledger_counts(declare: Declare, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    policy = braked(declare)
+    fire(*due_orders(policy, 6))
+    assert (fired(policy), stop_of(policy)) == (4, ("paused", "brake"))
+
+
+@pytest.mark.dialect
+def test_a_count_that_fails_undoes_no_firing(
+    without_redis: None, declare: Declare, monkeypatch: Patch, caplog: Log
+) -> None:
+    policy = braked(declare)
+    rows = due_orders(policy, 10)
+    paused, tries = brake_rail.pause_by_brake, []
+
+    def fails_once(*given: Any) -> Any:
+        tries.append(given)
+        if len(tries) == 1:
+            raise ValueError("broken")
+        return paused(*given)
+
+    monkeypatch.setattr(brake_rail, "pause_by_brake", fails_once)
+    assert len(fire(*rows).fired) == 5
+    assert stop_of(policy) == ("paused", "brake")
+    assert len(logged(caplog, "brake_failed")) == 1
+
+
+@pytest.mark.dialect
+@pytest.mark.parametrize("act", [hold, pause])
+def test_a_brake_does_not_replace_a_stop(declare: Declare, act: Any) -> None:
+    policy = braked(declare)
+    rows = due_orders(policy, 5)
+
+    def hook(step: str) -> None:
+        if step == "committed" and fired(policy) == 4:  # and not counted yet
+            in_another_thread(lambda: act(policy, by=BY, reason="mine"))
+
+    set_checkpoint_hook(hook)
+    fire(*rows)
+    state = policy_state(policy, "default")
+    assert (state.stop, state.by, state.reason) == ("held" if act is hold else "paused", BY, "mine")
+    assert PolicyChange.objects.count() == 1
+
+
+@pytest.mark.dialect
+def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare: Declare) -> None:
+    policy = braked(declare)
+    pause(policy, by=BY)
+    stop_cache.forget()
+    before = stop_cache.guards(policy, "default")
+    resume(policy, by=BY)
+    assert brake_rail.pause_by_brake(policy, before, 100, "default") is None
+    assert stop_of(policy) == ("", "")
+    assert brake_rail.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
