@@ -109,16 +109,6 @@ def test_a_deadline_that_was_set_by_hand_stays_until_a_new_round_begins(declare:
         obj.save()
         assert due(obj) == [11]
         assert Timeout.objects.get(object_id=obj.pk).is_computed
-    for schedule in (lambda obj: dq.schedule_timeout(obj, "pay"), lambda obj: dq.schedule_timeouts([obj], "pay")):
-        obj = bought(grace=30 * MINUTE)
-        dq.extend_timeout(obj, "pay", minutes=5)
-        for minutes in (20, 40, 10):
-            obj.grace = minutes * MINUTE
-            obj.save()
-            if minutes == 20:
-                assert due(obj) == [35]
-                schedule(obj)
-            assert due(obj) == [minutes]
 
 
 def test_a_change_of_code_moves_nothing(declare: Declare, channel: Channel) -> None:
@@ -131,21 +121,6 @@ def test_a_change_of_code_moves_nothing(declare: Declare, channel: Channel) -> N
         sync_policy(policy, "default")
         sync_timeouts(obj)
         assert due(obj) == [25]
-
-
-def test_a_save_needs_no_query_more_than_with_a_constant(declare: Declare, channel: Channel) -> None:
-    counts = []
-    for name, after in (("constant", 30 * MINUTE), ("path", "channel__pay_within")):
-        policy = declare(Purchase, name=name, after=after, **UNPAID)
-        bought(channel=channel)
-        with CaptureQueriesContext(connection) as created:
-            obj = bought(channel=channel)
-        with CaptureQueriesContext(connection) as saved:
-            obj.save()
-        counts.append((len(created), len(saved)))
-        registry.remove(policy)
-        Timeout.objects.all().delete()
-    assert counts[0] == counts[1]
 
 
 def test_holds_of_a_timeout_and_of_its_policy_move_the_new_deadline_as_far(declare: Declare) -> None:

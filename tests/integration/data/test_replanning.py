@@ -75,67 +75,6 @@ def test_holds_are_carried_over_and_a_stopped_clock_stays_stopped(declare: Decla
         assert due(held) == [55]
 
 
-def test_a_preview_of_a_policy_counts_what_is_left_alone_and_where_holds_have_moved_deadlines(declare: Declare) -> None:
-    policy = redeclared(declare, 30 * MINUTE)
-    bought()
-    moved, by_hand, held = bought(), bought(), bought()
-    dq.reschedule_timeout(by_hand, "pay", minutes=60)
-    dq.hold_timeout(held, "pay")
-    dq.hold_timeout(moved, "pay")
-    with clock.set_to(at(15)):
-        dq.resume_timeout(moved, "pay")
-        seen = preview_delay(policy, 10 * MINUTE)
-        assert (seen.pending, seen.overdue, seen.hand_set) == (3, 1, 1)
-        seen = preview_delay(policy, 10 * MINUTE, hand_set=True)
-        assert (seen.pending, seen.overdue, seen.hand_set) == (4, 2, 0)
-        assert change_delay(policy, 10 * MINUTE, by=BY, mode="recompute", hand_set=True).moved == 4
-        assert Timeout.objects.due().count() == 2
-
-
-def test_a_shift_moves_what_the_policy_has_computed_and_the_rest_of_stopped_clocks(declare: Declare) -> None:
-    policy = redeclared(declare, 30 * MINUTE)
-    plain, held = bought(), bought()
-    dq.hold_timeout(held, "pay")
-    assert change_delay(policy, 40 * MINUTE, by=BY, mode="shift").moved == 2
-    assert (row_of(held).remaining, due(plain), row_of(plain).computed_due_at) == (40 * MINUTE, [40], at(40))
-    assert replan(pending_timeouts(Purchase), by=BY).refused == {Refusal.SAME_DEADLINE: 2}
-
-
-def test_the_deadline_follows_the_data_of_the_new_declaration_from_then_on(declare: Declare, channel: Channel) -> None:
-    redeclared(declare, 30 * MINUTE)
-    obj = bought(channel=channel, grace=20 * MINUTE)
-    redeclared(declare, "grace")
-    obj.save()
-    assert due(obj) == [30]
-    assert replan(pending_timeouts(obj), by=BY).changed == 1
-    assert due(obj) == [20]
-    obj.grace = 10 * MINUTE
-    obj.save()
-    assert due(obj) == [10]
-    policy = redeclared(declare, "channel__pay_within")
-    Channel._base_manager.update(pay_within=10 * MINUTE)
-    assert replan(pending_timeouts(obj), by=BY).changed == 1, "the same deadline, of other data"
-    assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.SAME_DEADLINE: 1}
-    assert row_of(obj).terms != "" and due(obj) == [10]
-    change_delay(policy, 50 * MINUTE, by=BY)
-    assert replan(pending_timeouts(obj), by=BY).changed == 1
-    assert due(obj) == [50], "a delay that an operator has put in force counts"
-
-
-def test_it_counts_how_many_would_be_due_at_once_and_a_held_row_is_not(declare: Declare) -> None:
-    redeclared(declare, 30 * MINUTE)
-    soon, later, held = bought(), bought(created_at=at(10)), bought()
-    redeclared(declare, 5 * MINUTE)
-    with clock.set_to(at(8)):
-        dq.hold_timeout(held, "pay")
-        rows = pending_timeouts([soon, later, held])
-        assert replan(rows, by=BY, dry_run=True).due_at_once == 1
-        done = replan(rows, by=BY)
-        assert (done.changed, done.due_at_once, row_of(held).remaining) == (3, 1, timedelta(0))
-        assert (due(soon), due(later)) == ([5], [15])
-        assert list(Timeout.objects.due()) == [row_of(soon)]
-
-
 def broken(purchase: Purchase) -> timedelta:
     raise ValueError("broken")
 

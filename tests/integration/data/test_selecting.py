@@ -6,12 +6,11 @@ And people see which deadlines their policy has computed, with which values, and
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import connection
 from django.db.models import F, Q
 from django.test import Client
@@ -23,7 +22,6 @@ import django_delayq as dq
 from django_delayq import Wall, Working, explain_timeout, operations, pending_timeouts
 from django_delayq.models import Timeout
 from django_delayq.operations import related_timeouts, selection
-from django_delayq.policy.policies import registry
 from django_delayq.policy.reads import related_paths
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, bought
 from tests.integration.data.test_paths import ALWAYS
@@ -122,36 +120,6 @@ def test_where_selects_by_columns_over_foreign_keys(market: list[Purchase]) -> N
     assert ids(pending_timeouts(Purchase)) == [market[2].pk] * 2
 
 
-@pytest.mark.parametrize(
-    ("condition", "words"),
-    [
-        ("tenant=1", "testapp.Purchase has no column 'tenant'"),
-        ("payments__status=new", "no column 'payments__status'"),
-        ("channel__nothing=1", "no column 'channel__nothing'"),
-        ("labels=1", "no column 'labels'"),
-        ("channel__pay_within=x", "'x' is not a value of channel__pay_within"),
-    ],
-)
-def test_a_wrong_path_or_value_is_refused(condition: str, words: str) -> None:
-    """And so by each edge: the contract of the selection has examples."""
-    with pytest.raises(ValueError, match=words.replace("'", ".")):
-        selection.where(Purchase, [condition], "default")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"where": ["status=unpaid"]}, "--where needs --model"),
-        ({"related": "testapp.label:1"}, "No policy leads to testapp.Label"),
-        ({"policy": LABEL, "where": []}, ""),  # an empty list selects nothing
-    ],
-)
-def test_a_wrong_selection_by_command_is_refused(market: list[Purchase], options: Any, words: str) -> None:
-    with pytest.raises(CommandError, match=words) if words else nullcontext():
-        call_command("delayq_cancel", **options)
-    assert pending_timeouts(Purchase, "pay").count() == 3
-
-
 def test_rest_refuses_what_the_visitor_may_not_view(market: list[Purchase]) -> None:
     related, where = "testapp.merchant:1", "channel__merchant__name=x"
     assert listed(staff("view_purchase"), related=related)[0] == 403
@@ -207,14 +175,6 @@ def test_a_story_says_how_it_was_computed(declare: Declare, channel: Channel, af
     assert explain_timeout(obj, "pay").deadline.startswith(BY_HAND)
     dq.cancel_timeout(obj, "pay")
     assert explain_timeout(obj, "pay").deadline == ""
-
-
-def test_the_values_of_a_former_declaration_are_not_taken_for_those_of_the_present_one(declare: Declare) -> None:
-    policy = declare(Purchase, name="pay", after="grace", **UNPAID)
-    obj = bought(grace=20 * MINUTE)
-    registry.remove(policy)
-    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
-    assert explain_timeout(obj, "pay").deadline == f"{BY_POLICY}."
 
 
 def test_commands_admin_and_rest_show_who_has_set_the_deadline(

@@ -15,7 +15,6 @@ from django_delayq.models import Timeout
 from django_delayq.policy.reads import columns_read, reads_other_rows
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
-from tests.support.seen import heard, sql_of
 from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -56,20 +55,6 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
     assert again(keyed).state == "fired"
 
 
-@pytest.mark.parametrize("policy", ["column"], indirect=True)
-def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any) -> None:
-    with at(0):
-        order = Order.objects.create(created_at=T0)
-    with at(1):
-        dq.hold_timeout(order, policy)
-        save(order, note="talks")
-    with at(2), heard("held", "resumed") as got:
-        dq.resume_timeout(order, policy)
-    row = only(policy)
-    assert (seen(row), row.held_by_hand, hours(row.held_at), got) == ("held 3", False, 1, [])
-    assert [event["what"] for event in row.history] == ["held", "resumed"]
-
-
 def test_a_sync_of_the_table_counts_what_it_changes(policy: Any) -> None:
     with at(0):
         orders = [Order.objects.create(created_at=T0) for _ in range(4)]
@@ -99,7 +84,7 @@ def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(("delay", "left"), [({}, 4), ({"hours": 7}, 7), ({"at": T0 + 5 * HOUR}, 3)])
-@pytest.mark.parametrize("policy", ["column", "function", "function after"], indirect=True)
+@pytest.mark.parametrize("policy", ["column", "function after"], indirect=True)
 def test_scheduling_by_hand_is_held_while_the_condition_holds(
     policy: Any, many: bool, delay: dict[str, Any], left: float
 ) -> None:
@@ -123,27 +108,6 @@ def test_a_strict_guard_treats_a_stopped_clock_as_not_passed(policy: Any) -> Non
     Order.objects.update(note="talks")  # not noticed
     with at(5), dq.before_deadline(order, policy, strict=True) as row:
         assert row is not None
-
-
-def test_a_policy_without_it_reads_nothing_of_it(declare: Declare) -> None:
-    declare(Order, name="plain", after=4 * HOUR, since="created_at", when=Q(status="unpaid"))
-    read = [sql for sql in sql_of(lambda: Order.objects.create(created_at=T0).save()) if sql.startswith("SELECT")]
-    assert read
-    assert not any("held" in sql or "remaining" in sql for sql in read)
-
-
-def test_a_related_condition_is_followed_by_a_sync(declare: Declare) -> None:
-    options: dict[str, Any] = {"since": "created_at", "when": Q(status="unpaid"), "hold_when": Q(customer__vip=True)}
-    policy = declare(Order, name="vip", after=4 * HOUR, **options)
-    with at(0):
-        order = Order.objects.create(created_at=T0, customer=Customer.objects.create())
-    with at(1):
-        Customer.objects.update(vip=True)
-        assert sync_policy(policy, "default") == Synced(held=1)
-    with at(2):
-        Customer.objects.update(vip=False)
-        order.save()
-    assert hours(only(policy).due_at) == 5
 
 
 AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(status="unpaid")}

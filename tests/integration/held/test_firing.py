@@ -7,17 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
 from django_delayq.firing.works import Work
-from django_delayq.ledger import marking
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
-from tests.support.seen import heard, sql_of
+from tests.support.seen import heard
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,35 +94,6 @@ def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: 
     assert sorted(report.done) == sorted(work.ids)
     assert report.again == {}
     assert not Effect.objects.exists()
-
-
-@pytest.mark.parametrize("policy", ["alone", "batch", "outside"], indirect=True)
-def test_a_suspect_is_held_too(policy: Any, orders: list[Order]) -> None:
-    row = Timeout.objects.get(policy=policy.label, object_id=str(orders[0].pk))
-    with at(2):
-        report = run(Work(policy.label, (row.pk,), (row.object_id,), suspect=True), "default")
-    assert report.done == (row.pk,)
-    assert (again(row).state, again(row).suspected_at, again(row).deaths) == ("held", None, 0)
-
-
-@pytest.mark.usefixtures("orders")
-def test_a_firing_reads_nothing_of_a_clock(policy: Any) -> None:
-    if policy.batch:
-        pytest.skip("it compares its objects with the ledger")
-    Order.objects.update(note="")
-    with at(2):
-        sent = sql_of(lambda: fire_due(policy))
-    firing = [sql for sql in sent if "UPDATE" not in sql and "held_until" not in sql]
-    assert not any("held_by_hand" in sql or '"remaining"' in sql for sql in firing)
-
-
-def test_the_statement_that_marks_knows_the_condition(policy: Any, orders: list[Order]) -> None:
-    if not marking.can_mark_at_once(policy, "default"):
-        pytest.skip("the judge in steps decides")
-    rows = Timeout.objects.filter(policy=policy.label)
-    with at(2), transaction.atomic():
-        found = marking.mark_at_once(policy, {row.pk: int(row.object_id) for row in rows}, "default", late=None)
-    assert sorted(int(row.object_id) for row, _ in found) == [orders[2].pk, orders[3].pk]
 
 
 def test_a_timeout_that_is_held_while_its_handler_runs_outside_is_settled_by_it(declare: Declare) -> None:

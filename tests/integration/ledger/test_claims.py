@@ -121,16 +121,3 @@ def test_no_change_is_lost_when_several_threads_count() -> None:
     for thread in threads:
         thread.join(60)
     assert PolicyMeter.objects.get().state == {"count": 40}
-
-
-def test_each_name_and_policy_has_a_counter_of_its_own() -> None:
-    for policy, name in ((LABEL, "brake"), (LABEL, "other"), ("testapp.order.linger", "brake")):
-        with meter(policy, name, "default") as state:
-            assert state == {}
-            state |= {"of": [policy, name]}
-    with meter(LABEL, "brake", "default") as state:
-        assert state == {"of": [LABEL, "brake"]}
-    with pytest.raises(ZeroDivisionError), meter(LABEL, "brake", "default") as state:
-        state["of"] = 1 / 0
-    with meter(LABEL, "brake", "default") as state:
-        assert state == {"of": [LABEL, "brake"]}, "an exception leaves it as it was"

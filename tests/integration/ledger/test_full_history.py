@@ -178,24 +178,6 @@ def test_the_doctor_knows_since_when_all_attempts_fail(order: Order, declare: De
     assert f"No attempt of {policy.label} has succeeded for 11 min" in found.msg
 
 
-@pytest.mark.parametrize("how", ["one", "after a function", "many"])
-def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Order, declare: Declare, how: str) -> None:
-    since: Any = (lambda _: None) if how == "after a function" else None
-    policy = declare(Order, name="replaced", since=since)
-    row, at = dq.schedule_timeout(order, policy, hours=1), timezone.now()
-    times = ["restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
-    times += ["first_failed_at", "last_failed_at"]
-    blank: dict[str, Any] = {"snoozes": 0, "deaths": 0, "is_requested": False, "is_due_by_request": False}
-    blank |= dict.fromkeys(times)
-    filled = {"snoozes": 3, "deaths": 2, "is_requested": True, "is_due_by_request": True, **dict.fromkeys(times, at)}
-    Timeout.objects.update(**filled)
-    if how == "many":
-        dq.schedule_timeouts([order], policy, hours=2)
-    else:
-        dq.schedule_timeout(order, policy, hours=2)
-    assert Timeout.objects.values("pk", *blank).get() == {"pk": row.pk, **blank}
-
-
 @pytest.mark.parametrize("how", ["hold", "shift", "recompute"])
 def test_the_details_of_a_change_decide_nothing(unpaid: Unpaid, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process has died after the first page, and the next one finds no details."""

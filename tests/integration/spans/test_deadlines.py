@@ -18,7 +18,6 @@ from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from django_delayq.times.paths import value_at
 from tests.integration.spans.conftest import OFFICE, Declare, at, only_row, opened
@@ -121,14 +120,6 @@ def test_an_object_without_the_calendar_is_exempt(declare: Declare, team: Team) 
         dq.schedule_timeout(with_none, "answer", after=Working(hours=6, calendar="team__calendar"))
 
 
-def test_a_calendar_that_never_opens_is_an_error_and_changes_nothing(declare: Declare, ticket: Ticket) -> None:
-    closed = dq.WorkingHours("UTC", {"mon-sun": "09:00-17:00"}, holidays=lambda _day: True)
-    declare(Ticket, name="answer")
-    with pytest.raises(InvalidDelay, match="closed"):
-        dq.schedule_timeout(ticket, "answer", after=Working(hours=1, calendar=closed))
-    assert not Timeout.objects.exists()
-
-
 @pytest.mark.parametrize("span", [Working(hours=-1, calendar=OFFICE), Wall(days=-1), timedelta(hours=-1)])
 def test_a_deadline_before_now_is_refused_where_the_delay_counts_from_now(
     declare: Declare, ticket: Ticket, span: Any
@@ -196,17 +187,6 @@ def test_since_may_be_a_date_or_a_path(declare: Declare, since: str, after: Any,
     assert Timeout.objects.get(object_id=tickets[3].pk).state == Timeout.State.CANCELLED
 
 
-def test_a_round_whose_date_fires_once(declare: Declare, ticket: Ticket) -> None:
-    policy = declare(Ticket, name="deliver", after=EVENING, since="promised_on", when=Q(status="open"))
-    ticket.promised_on = date(2026, 6, 1)
-    ticket.save()
-    with clock.set_to(at("Mon 18:00")):
-        assert fire_due(policy) == 1
-        ticket.save()
-        assert fire_due(policy) == 0
-    assert (only_row().state, only_row().due_at) == ("fired", at("Mon 18:00"))
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"since": "promised_on", "after": timedelta(hours=1)}, "needs a time of day"),
     ({"since": "promised_on", "after": Wall(days=1)}, "needs a time of day"),
@@ -224,26 +204,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_declaration_is_refused(declare: Declare, options: dict[str, Any], words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         declare(Ticket, name="wrong", when=Q(), **options)
-
-
-def test_a_save_of_a_policy_with_a_constant_calendar_reads_no_object(declare: Declare, team: Team) -> None:
-    counts = []
-    declare(Ticket, name="first", after=timedelta(hours=4), **OPEN)
-    opened(team)  # the first save of a process reads the content type
-    for number, after in enumerate((timedelta(hours=4), Working(hours=4, calendar=OFFICE))):
-        policy = declare(Ticket, name=f"answer{number}", after=after, **OPEN)
-        counts.append(len(sql_of(lambda: opened(team))))
-        registry.remove(policy)
-    assert counts[0] == counts[1]
-
-
-def test_saving_the_row_of_a_path_moves_the_deadline(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="deliver", after=timedelta(hours=1), since="team__opens_at", when=Q(status="open"))
-    assert not [message for message in check_policies() if message.obj is policy]
-    opened(team)
-    team.opens_at = at("Mon 12:00")
-    team.save()
-    assert only_row().due_at == at("Mon 13:00")
 
 
 def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(

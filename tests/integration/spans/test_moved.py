@@ -6,17 +6,15 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import Wall, Working, WorkingHours, clock
-from django_delayq.admin.render import followed_columns
 from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
 from django_delayq.monitoring.misfits import delays
-from django_delayq.operations import change_delay, hold, postpone, preview_delay, resume
+from django_delayq.operations import change_delay, hold, preview_delay, resume
 from django_delayq.testing import fire_due
 from tests.integration.spans.conftest import HOUR, OFFICE, Declare, at, only_row, opened
 from tests.support.seen import sql_of
@@ -26,20 +24,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 OPEN: dict[str, Any] = {"since": "opened_at", "when": Q(status="open")}
 BY = "test:operator"
 LABEL = "testapp.ticket.answer"
-
-
-@pytest.mark.parametrize("calendar", [OFFICE, "team__calendar"], ids=["value", "path"])
-def test_a_hold_of_the_policy_moves_deadlines_by_the_open_time_of_the_hold(
-    declare: Declare, team: Team, calendar: Any
-) -> None:
-    policy = declare(Ticket, name="answer", after=Working(hours=3, calendar=calendar), **OPEN)
-    opened(team, "Mon 15:00")
-    before = only_row().due_at
-    with clock.set_to(at("Mon 16:00")):
-        hold(policy, by=BY)
-    with clock.set_to(at("Tue 06:00")):  # an hour of the office, and a night
-        resume(policy, by=BY)
-    assert (before, only_row().due_at) == (at("Tue 10:00"), at("Tue 11:00"))
 
 
 def test_a_round_that_is_armed_again_after_a_hold_counts_its_open_time(declare: Declare, team: Team) -> None:
@@ -127,13 +111,6 @@ def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
     assert [each.level for each in delays("default")] == [20]
 
 
-def test_an_operator_postpones_by_open_time(declare: Declare, team: Team) -> None:
-    declare(Ticket, name="answer", after=Working(hours=3, calendar=OFFICE), **OPEN)
-    opened(team, "Mon 15:00")
-    assert postpone(dq.pending_timeouts(), after=Working(hours=3, calendar="team__calendar"), by=BY).changed == 1
-    assert only_row().due_at == at("Tue 13:00")
-
-
 def test_a_sync_of_a_calendar_by_path_reads_pages_and_locks_nothing_that_fits(declare: Declare, team: Team) -> None:
     policy = declare(Ticket, name="answer", after=Working(hours=8, calendar="team__calendar"), **OPEN)
     Ticket.objects.bulk_create(Ticket(team=team, opened_at=at("Mon 10:00")) for _ in range(1200))
@@ -143,21 +120,3 @@ def test_a_sync_of_a_calendar_by_path_reads_pages_and_locks_nothing_that_fits(de
     again = sql_of(lambda: sync_policy(policy, "default"))
     assert len(again) <= 3 + 3
     assert not [sql for sql in again if "FOR UPDATE" in sql and "testapp_ticket" in sql]
-
-
-@pytest.mark.parametrize("since", ["promised_on", "team__opens_at"])
-def test_the_admin_says_that_an_edit_of_the_column_sets_the_deadline_again(declare: Declare, since: str) -> None:
-    policy = declare(Ticket, name="deliver", after=Wall(days=1, at="08:00"), since=since, when=Q(status="open"))
-    assert f"follow the field “{since}”" in followed_columns([policy])[0]
-
-
-def test_moving_and_previewing_many_rows_reads_each_relation_once(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="answer", after=Working(hours=8, calendar="team__calendar"), **OPEN)
-    Ticket.objects.bulk_create(Ticket(team=team, opened_at=at("Mon 10:00")) for _ in range(30))
-    sync_policy(policy, "default")
-    for act in (
-        lambda: preview_delay(policy, 4 * HOUR),
-        lambda: change_delay(policy, 4 * HOUR, by=BY, mode="recompute"),
-    ):
-        quoted = connection.ops.quote_name(Team._meta.db_table)
-        assert len([sql for sql in sql_of(act) if f"FROM {quoted}" in sql]) == 1

@@ -9,7 +9,7 @@ import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import Late, Retry, Working, clock
+from django_delayq import Late, Working, clock
 from django_delayq.arming.sync import sync_policy
 from django_delayq.firing import rails
 from django_delayq.firing.works import Candidate
@@ -74,21 +74,6 @@ def test_each_way_to_arm_shows_the_opening_before_it_is_due(declare: Declare, te
     assert [row.run_at for row in Timeout.objects.order_by("id")] == [at("Tue 09:00")] * 2 + [at("Wed 09:00")]
     dq.reschedule_timeout(third, "text", hours=1)
     assert Timeout.objects.get(object_id=third.pk).run_at == at("Mon 11:00")
-
-
-def test_a_retry_at_night_waits_too(declare: Declare, team: Team) -> None:
-    calls = Calls()
-
-    def text(ticket: Ticket, timeout: Timeout) -> None:
-        calls(ticket, timeout)
-        if len(calls) == 1:
-            raise ValueError("no connection")
-
-    declare(Ticket, text, within=OFFICE, retry=Retry([timedelta(hours=8)]), **NIGHT | {"after": HOUR})
-    opened(team)
-    assert (fires_at("Mon 11:00"), fires_at("Mon 19:00")) == (0, 0)
-    assert only_row().run_at == at("Tue 09:00")
-    assert fires_at("Tue 09:00") == 1
 
 
 def test_an_operator_who_fires_it_now_does_not_wait(declare: Declare, team: Team) -> None:

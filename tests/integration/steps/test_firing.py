@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.management import call_command
-from django.db.models import Q
 from django.test import Client
 
 import django_delayq as dq
-from django_delayq import Fired, GiveUp, Retry, Skip, Snooze, WorkingHours
+from django_delayq import GiveUp, Retry, WorkingHours
 from django_delayq.firing import settle_expired
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform
@@ -130,44 +129,6 @@ def test_a_retry_of_a_step_does_not_delay_what_follows(declare: Declare) -> None
     assert (ran(), events(order)) == (["friendly"], ["failed", "steps_passed", "step"])
 
 
-OUTCOMES: dict[str, tuple[Any, str]] = {
-    "skip": (Skip("no address"), "step_skipped"),
-    "give up": (GiveUp("no address"), "step_dead"),
-    "snooze": (Snooze(hours=12), "snoozed"),
-    "fired": (Fired("sent by fax"), "step"),
-}
-
-
-@ATOMIC_OR_NOT
-@pytest.mark.parametrize("kind", OUTCOMES)
-@pytest.mark.parametrize("is_raised", [True, False])
-def test_a_step_decides_about_itself_alone(declare: Declare, kind: str, is_raised: bool, atomic: bool) -> None:
-    if is_raised and kind == "fired":
-        pytest.skip("it cannot be raised")
-    (outcome, event), keys = OUTCOMES[kind], list[str]()
-
-    def decide(obj: Any, timeout: Timeout) -> Any:
-        note(obj, timeout)
-        keys.append(timeout.idempotency_key)
-        if is_raised and len(keys) == 1:
-            raise outcome
-        return outcome if len(keys) == 1 else None
-
-    policy = dunning(declare)
-    policy.step(-5 * DAY, atomic=atomic, name="early")(decide)
-    with at(0):
-        order = sent()
-    fire_on(policy, 9)
-    assert (ran(), events(order)) == (["early"] * (not is_raised or not atomic), [event])
-    if kind == "snooze":
-        assert (planned(order), row_of(order).snoozes) == (("early", 9.5, 14), 1)
-        fire_on(policy, 9.5)
-        assert (len(keys), len(set(keys)), row_of(order).snoozes) == (2, 1, 0)
-    else:
-        assert row_of(order).history[-1]["reason"] == outcome.reason
-    assert planned(order) == ("friendly", 11, 14)
-
-
 def test_shadow_mode_calls_no_step_and_settles_with_the_handler(declare: Declare) -> None:
     policy = dunning(declare, shadow=True)
     with at(0):
@@ -207,21 +168,6 @@ def test_confirm_is_asked_before_the_handler_and_not_before_a_step(policy: dq.Ti
     assert (ran(), asked) == (ALL, [17])
     assert perform(policy, Order.objects.create(status="unpaid")).state == "fired"
     assert ran() == [*ALL, "handler"]
-
-
-def test_with_hold_when_no_step_runs_while_it_holds(declare: Declare) -> None:
-    policy = dunning(declare, hold_when=Q(note="in talks"))
-    with at(0):
-        order = sent()
-    Order.objects.update(note="in talks")
-    fire_on(policy, 11)
-    assert (row_of(order).state, ran()) == ("held", [])
-    with at(12):
-        order.note = ""
-        order.save()
-    assert planned(order) == ("friendly", 12, 15)
-    fire_on(policy, 12)
-    assert ran() == ["friendly"]
 
 
 # What a step, or another process while it runs, does to its round
@@ -272,11 +218,6 @@ def test_a_payment_or_cancel_while_a_step_runs_is_in_time(declare: Declare, act:
     policy, order = during(declare, act, atomic)
     fire_on(policy, 11, 14, 15, 16, 17, 40)
     assert (ran(), ended(order)) == (["early"], ends(atomic)[act])
-
-
-def test_a_step_may_extend_its_own_round(declare: Declare) -> None:
-    _, order = during(declare, lambda obj, policy: dq.extend_timeout(obj, policy, days=7), atomic=True)
-    assert planned(order) == ("friendly", 18, 21)
 
 
 def test_scheduling_again_while_a_step_runs_begins_a_round_that_replaces_it(declare: Declare) -> None:
