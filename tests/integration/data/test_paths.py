@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations

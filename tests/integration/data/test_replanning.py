@@ -10,10 +10,10 @@ import pytest
 import django_delayq as dq
 from django_delayq import clock, pending_timeouts
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, change_delay, preview_delay, replan
+from django_delayq.operations import Refusal, change_delay, replan
 from django_delayq.policy.policies import registry
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
-from tests.testapp.market import Channel, Purchase
+from tests.testapp.market import Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 BY = "admin:alice"

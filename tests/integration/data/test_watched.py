@@ -13,7 +13,6 @@ from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.test.utils import CaptureQueriesContext
 
-import django_delayq as dq
 from django_delayq.arming.sync import sync_policy
 from django_delayq.arming.watched import MOST
 from django_delayq.checks import check_bulk_writes, check_policies

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import F, Q
 
 import django_delayq as dq
-from django_delayq import checks
 from django_delayq.arming.sync import Synced, sync_policy
-from django_delayq.ledger.declarations import fingerprint
 from django_delayq.models import Timeout
-from django_delayq.policy.reads import columns_read, reads_other_rows
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
-from tests.testapp.models import Customer, Order
+from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -53,21 +50,6 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
         change(order, note="")
         fire_due(policy)
     assert again(keyed).state == "fired"
-
-
-def test_a_sync_of_the_table_counts_what_it_changes(policy: Any) -> None:
-    with at(0):
-        orders = [Order.objects.create(created_at=T0) for _ in range(4)]
-    with at(1):
-        dq.hold_timeout(orders[3], policy)
-        Order.objects.filter(pk__in=[order.pk for order in orders[:2]]).update(note="talks")
-        assert sync_policy(policy, "default", dry_run=True) == Synced(held=2)
-        assert sync_policy(policy, "default") == Synced(held=2)
-        assert sync_policy(policy, "default") == Synced()
-        Order.objects.update(note="")
-        assert sync_policy(policy, "default") == Synced(resumed=2)
-        Order.objects.update(status="paid")
-        assert sync_policy(policy, "default") == Synced(cancelled=4)
 
 
 def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
@@ -126,17 +108,3 @@ AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(sta
 def test_a_wrong_hold_when_is_refused(declare: Declare, options: dict[str, Any], words: str) -> None:
     with pytest.raises(dq.PolicyError, match=words):
         declare(Order, name="wrong", **options)
-
-
-def test_what_it_reads_is_a_part_of_what_the_policy_reads(declare: Declare) -> None:
-    vip = Exists(Customer.objects.filter(pk=OuterRef("customer"), vip=True))
-    plain, talks, watched, hidden = (
-        declare(Order, name=name, hold_when=hold_when, **AUTOMATIC)
-        for name, hold_when in (("plain", None), ("talks", Q(note="talks")), ("watched", Q(customer__vip=True)),
-                                ("hidden", Q(vip)))
-    )  # fmt: skip
-    assert {"status", "note", "created_at"} <= (columns_read(talks) or set())
-    assert fingerprint(talks) != fingerprint(plain)
-    assert [reads_other_rows(policy) for policy in (plain, talks, watched, hidden)] == [False, False, True, True]
-    found = [each for each in checks.check_policies() if each.obj in {talks, watched, hidden}]
-    assert [each.obj for each in found if "hold_when" in each.msg] == [hidden], "a subquery cannot be watched"

@@ -12,7 +12,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, seen
+from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
 from tests.support.seen import heard
 from tests.testapp.models import Order
 
@@ -73,32 +73,6 @@ def test_a_wrong_end_is_refused(order: Order, policy: Any, until: Any, words: st
     with at(0.5), pytest.raises(dq.InvalidDelay, match=words):
         dq.hold_timeout(order, policy, until=until)
     assert again(pending).state == "pending"
-
-
-@pytest.mark.parametrize("keep_deadline", [False, True])
-def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Order, keep_deadline: bool) -> None:
-    def fail(obj: Order, timeout: Timeout) -> None:
-        raise dq.Snooze(hours=5)
-
-    policy = declare(Order, fail, name="snoozing")
-    with at(0):
-        row = dq.schedule_timeout(order, policy, hours=1)
-    with at(1):
-        fire_due()
-    with at(2):
-        dq.hold_timeout(row, keep_deadline=keep_deadline)
-    with at(5):
-        assert operations.resume_timeout(row, by=BY).due_at_once == 0
-    assert hours(again(row).run_at) == (6 if keep_deadline else 9)
-
-
-def test_a_guard_proceeds(row: Timeout, order: Order, policy: Any) -> None:
-    with at(50), pytest.raises(ZeroDivisionError), dq.before_deadline(order, policy, strict=True):
-        raise ZeroDivisionError
-    assert again(row).state == "held"
-    with at(50), dq.before_deadline(order, policy, strict=True) as found:
-        assert found == row
-    assert seen(again(row)) == "cancelled 3"
 
 
 def test_a_strict_guard_counts_a_deadline_that_has_passed_while_it_was_paused(row: Timeout, order: Order) -> None:

@@ -71,16 +71,6 @@ def test_the_admin(row: Timeout, admin_client: Client) -> None:
     assert "Resume the timeout" in page.content.decode()
 
 
-def test_rest(row: Timeout, api: Any) -> None:
-    (shown,) = api.get("/api/timeouts/?state=held").json()["results"]
-    assert (shown["state"], shown["run_at"], shown["remaining"], shown["held_by_hand"]) == ("held", None, 7800.0, True)
-    done, refused = (
-        api.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json") for _ in range(2)
-    )  # fmt: skip
-    assert (done.status_code, done.json()["timeout"]["state"]) == (200, "pending")
-    assert (refused.status_code, refused.json()["refusal"]["code"]) == (409, "not_held")
-
-
 def test_the_status_the_list_and_the_testing_kit(
     row: Timeout, order: Order, capsys: pytest.CaptureFixture[str]
 ) -> None:
