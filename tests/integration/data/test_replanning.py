@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import django_delayq as dq
-from django_delayq import clock, pending_timeouts
+from django_delayq import pending_timeouts
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, change_delay, replan
+from django_delayq.operations import Refusal, replan
 from django_delayq.policy.policies import registry
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
 from tests.testapp.market import Purchase
@@ -49,30 +49,6 @@ def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand
     assert row_of(by_hand).is_computed and row_of(by_hand).first_due_at == at(45)
     (event,) = [each for each in row_of(plain).history if each["what"] == "replanned"]
     assert (event["by"], event["reason"]) == (BY, "new terms")
-
-
-@pytest.mark.parametrize("whole_policy", [False, True])
-def test_holds_are_carried_over_and_a_stopped_clock_stays_stopped(declare: Declare, whole_policy: bool) -> None:
-    policy = redeclared(declare, 30 * MINUTE)
-    held, moved, by_hand = bought(), bought(), bought()
-    dq.reschedule_timeout(by_hand, "pay", minutes=60)
-    with clock.set_to(at(10)):
-        for obj in (held, moved, by_hand):
-            dq.hold_timeout(obj, "pay")
-    with clock.set_to(at(25)):
-        dq.resume_timeout(moved, "pay")
-        assert due(moved) == [45]
-        redeclared(declare, 40 * MINUTE)
-        if whole_policy:
-            change = change_delay(policy.label, None, by=BY, mode="recompute", hand_set=True)
-            assert change.moved == 3
-        else:
-            assert replan(pending_timeouts(Purchase), by=BY, hand_set=True).changed == 3
-        assert due(moved) == [55]
-        assert row_of(held).remaining == row_of(by_hand).remaining == 30 * MINUTE
-        assert (row_of(held).state, due(held), due(by_hand)) == ("held", [40], [40])
-        dq.resume_timeout(held, "pay")
-        assert due(held) == [55]
 
 
 def broken(purchase: Purchase) -> timedelta:

@@ -5,7 +5,6 @@ And people see which deadlines their policy has computed, with which values, and
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -13,15 +12,15 @@ from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import connection
 from django.db.models import F, Q
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import include, path, reverse
+from django.urls import include, path
 from rest_framework.test import APIClient
 
 import django_delayq as dq
 from django_delayq import Wall, Working, explain_timeout, operations, pending_timeouts
 from django_delayq.models import Timeout
 from django_delayq.operations import related_timeouts, selection
+from django_delayq.policy.policies import registry
 from django_delayq.policy.reads import related_paths
 from tests.integration.data.conftest import MINUTE, UNPAID, Declare, bought
 from tests.integration.data.test_paths import ALWAYS
@@ -172,30 +171,9 @@ def test_a_story_says_how_it_was_computed(declare: Declare, channel: Channel, af
     assert explain_timeout(obj, "pay").deadline == ""
 
 
-def test_commands_admin_and_rest_show_who_has_set_the_deadline(
-    declare: Declare, channel: Channel, admin_client: Client, capsys: pytest.CaptureFixture[str]
-) -> None:
-    declare(Purchase, name="pay", after="channel__pay_within", since="created_at", when=Q(status="unpaid"))
-    computed, by_hand = bought(channel=channel), bought(channel=channel)
-    dq.reschedule_timeout(by_hand, "pay", minutes=90)
-    call_command("delayq_list", policy="testapp.purchase.pay", json=True)
-    listed = {row["object_id"]: row["is_computed"] for row in json.loads(capsys.readouterr().out)}
-    assert listed == {str(computed.pk): True, str(by_hand.pk): False}
-    call_command("delayq_list", policy="testapp.purchase.pay")
-    lines = capsys.readouterr().out.splitlines()
-    assert "set by" in lines[0] and [" hand" in line for line in lines[1:]] == [False, True]
-    call_command("delayq_explain", "testapp.purchase", str(computed.pk))
-    assert f"{BY_POLICY} with channel__pay_within = 30 min." in capsys.readouterr().out
-    changelist = reverse("admin:django_delayq_timeout_changelist")
-    for who, obj in (("policy", computed), ("hand", by_hand)):
-        result = admin_client.get(changelist, {"set_by": who}).context["cl"].result_list
-        assert [row.object_id for row in result] == [str(obj.pk)]
-        page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[result[0].pk])).content.decode()
-        assert f'<div class="readonly">{who}</div>' in page
-        assert (BY_POLICY if who == "policy" else BY_HAND) in page
-    api = APIClient()
-    api.force_login(User.objects.get(username="admin"))
-    for row in Timeout.objects.all():
-        answer = api.get(f"/api/timeouts/{row.pk}/").json()
-        assert answer["is_computed"] == row.is_computed
-        assert answer["story"]["deadline"] == explain_timeout(row).deadline
+def test_the_values_of_a_former_declaration_are_not_taken_for_those_of_the_present_one(declare: Declare) -> None:
+    policy = declare(Purchase, name="pay", after="grace", **UNPAID)
+    obj = bought(grace=20 * MINUTE)
+    registry.remove(policy)
+    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
+    assert explain_timeout(obj, "pay").deadline == f"{BY_POLICY}."

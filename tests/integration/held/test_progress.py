@@ -12,7 +12,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 from django.test import Client
 from django.urls import reverse
-from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
+from rest_framework.test import APIRequestFactory, force_authenticate
 
 import django_delayq as dq
 from django_delayq import Working, clock, operations
@@ -125,27 +125,6 @@ def test_what_is_used_and_left(declare: Declare, name: str) -> None:
         assert found.due_at == row.due_at
 
 
-def test_a_round_begins_when_it_was_scheduled_unless_its_since_is_before_the_deadline(declare: Declare) -> None:
-    policy, ticket, times = declare(Ticket, name="call"), Ticket.objects.create(), slice(5)
-    with clock.set_to(at("Mon 10:00")):
-        dq.schedule_timeout(ticket, policy, hours=4)
-    with clock.set_to(at("Mon 11:00")):
-        assert progress(ticket, policy)[times] == (HOUR, 3 * HOUR, 4 * HOUR, 0.25, True)
-        dq.schedule_timeout(ticket, policy, hours=4)
-        assert progress(ticket, policy)[:2] == (NONE, 4 * HOUR)
-        dq.schedule_timeout(ticket, policy, minutes=0)
-    with clock.set_to(at("Mon 13:00")):
-        assert progress(ticket, policy)[times] == (2 * HOUR, -2 * HOUR, NONE, 1.0, True), "it was due at once"
-    before = declare(Ticket, name="before", after=-6 * HOUR, since="opened_at", when=Q(status="open"))
-    later = declare(Ticket, name="later", after=2 * HOUR, since="opened_at", when=Q(status="open"))
-    with clock.set_to(at("Mon 10:00")):
-        ticket = opened("Mon 20:00")
-        assert progress(ticket, before)[times] == (NONE, 4 * HOUR, 4 * HOUR, 0.0, True)
-        assert progress(ticket, later)[times] == (NONE, 2 * HOUR, 2 * HOUR, 0.0, False)
-    with clock.set_to(at("Mon 11:00")):
-        assert progress(ticket, before)[:2] == (HOUR, 3 * HOUR)
-
-
 def test_what_cannot_be_computed_has_none(declare: Declare) -> None:
     policy = policy_of(declare)
     with clock.set_to(at("Mon 10:00")):
@@ -224,21 +203,3 @@ def test_a_page_costs_as_many_queries_as_a_row(declare: Declare, admin_client: C
     assert len({found.share for found in alone.values()}) > 3
     assert [alone[pk].share for pk in by_use] == sorted((found.share for found in alone.values()), reverse=True)
     assert "of office time left" in page.content.decode()
-
-
-@pytest.mark.urls("tests.integration.rest.urls")
-def test_rest_shows_it_of_one_timeout(declare: Declare, admin_client: Client) -> None:
-    policy_of(declare)
-    client: Any = APIClient()
-    client.force_login(User.objects.get())
-    with clock.set_to(at("Mon 10:00")):
-        row = Timeout.objects.get(object_id=str(opened().pk))
-    with clock.set_to(at("Mon 12:00")):
-        shown = client.get(f"/api/timeouts/{row.pk}/").json()["progress"]
-        assert shown.pop("due_at")
-        durations = {"used": 7200.0, "left": 21600.0, "total": 28800.0}
-        assert shown == {**durations, "share": 0.25, "running": True, "is_open_time": True}
-        acted = client.post(f"/api/timeouts/{row.pk}/hold_timeout/", {}, format="json").json()["timeout"]["progress"]
-        assert (acted["left"], acted["running"]) == (21600.0, False)
-        ended = client.post(f"/api/timeouts/{row.pk}/cancel/", {}, format="json").json()["timeout"]
-    assert ended["progress"] is None

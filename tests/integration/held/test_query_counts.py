@@ -85,24 +85,13 @@ def in_bulk(name: str, **arguments: Any) -> Act:
     return lambda policy, rows: getattr(dq, name)(rows, **arguments)
 
 
-def schedule(policy: Any, rows: Any) -> None:
-    dq.schedule_timeouts(Ticket.objects.all(), policy)
-
-
-def change_teams(policy: Any, rows: Any) -> None:
-    """Give each ticket a team with other hours."""
-    for pk, hours in Ticket.objects.values_list("pk", "team__hours"):
-        team = Team.objects.create(zone="Europe/Berlin", hours=HOURS[1 - HOURS.index(hours) // 2])
-        Ticket.objects.filter(pk=pk).update(team=team)
-
-
 HOLD, RESUME, PAUSE = verb("hold_timeout"), verb("resume_timeout"), verb("pause_timeout")
 END_SOON, REPLAN = verb("hold_timeout", until=at("Mon 11:10")), verb("replan", hand_set=True)
-FOR_ALL: dict[str, list[Act]] = {
+ACTS: dict[str, list[Act]] = {
     "a condition stops clocks and lets them run": [sync, becomes(status="waiting"), becomes(status="open")],
-    "armed again": [sync, becomes(status="closed"), becomes(status="open")],
     "new rounds": [sync, becomes(opened_at=at("Mon 09:30"))],
     "hold and resume": [sync, HOLD, RESUME],
+    "schedule": [sync, HOLD, lambda policy, rows: dq.schedule_timeouts(Ticket.objects.all(), policy)],
     "resume on hold": [sync, HOLD, lambda *_: Ticket.objects.update(status="waiting"), RESUME],
     "pause what has ended": [sync, END_SOON, PAUSE],
     "postpone": [sync, verb("postpone", hours=1), verb("postpone", after=IN_HOURS)],
@@ -115,13 +104,7 @@ FOR_ALL: dict[str, list[Act]] = {
         *(sync, of_policy("hold"), of_policy("resume"), of_policy("change_delay", after=6 * HOUR, mode="recompute")),
     ],
 }
-ACTS: dict[str, list[Act]] = {
-    "computed again": [sync, change_teams, sync],
-    "schedule": [schedule],
-    "schedule on hold": [becomes(status="waiting"), schedule],
-    **FOR_ALL,
-}
-"""What is done one after the other, half an hour apart. `FOR_ALL`: what concerns the rows of several policies."""
+"""What is done one after the other, half an hour apart."""
 
 
 def run(acts: list[Act], policy: Any) -> list[int]:
@@ -140,8 +123,6 @@ def test_the_queries_of_a_page_do_not_grow_with_its_rows(declare: Declare, name:
         store(number)
         counts.append(run(ACTS[name], policy))
         assert Timeout.objects.filter(slot_taken=1).count() == number
-    if change_teams in ACTS[name]:
-        counts = [each[::2] for each in counts]
     assert counts[1] == counts[2]
 
 
@@ -154,7 +135,7 @@ def rows_of_all(names: dict[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", FOR_ALL)
+@pytest.mark.parametrize("name", ACTS)
 def test_each_row_of_a_page_gets_what_it_gets_alone(
     declare: Declare, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -168,8 +149,8 @@ def test_each_row_of_a_page_gets_what_it_gets_alone(
         Ticket.objects.filter(pk=max(map(int, names))).update(opened_at=at("Mon 09:15"))
         monkeypatch.setattr(statements, "CHUNK", size)
         for policy in policies[1:]:
-            run(FOR_ALL[name][:1], policy)
-        run(FOR_ALL[name], policies[0])
+            run(ACTS[name][:1], policy)
+        run(ACTS[name], policies[0])
         outcomes.append(rows_of_all(names))
     assert outcomes[0] == outcomes[1]
     assert len({(row["due_at"], row["run_at"], row["remaining"]) for row in outcomes[0].values()}) > 1

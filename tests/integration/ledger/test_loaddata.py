@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.models import Timeout
+from django_delayq.sql.key_types import NO_KIND
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db, pytest.mark.usefixtures("own_kinds")]
@@ -35,3 +36,18 @@ def test_a_loaded_timeout_is_found_moved_and_cancelled(tmp_path: Path) -> None:
     assert schedule_timeout(order, "remind", hours=2).pk == row.pk
     assert cancel_timeout(order, "remind") and cancel_timeout(armed, "cancel_unpaid")
     assert not Timeout.objects.unsettled().exists()
+
+
+def test_a_timeout_of_a_removed_model_is_dumped_without_its_kind(tmp_path: Path) -> None:
+    """`remove_stale_contenttypes` has deleted the content type; another model may have its id where it is loaded."""
+    order = Order.objects.create(status="new")
+    row = schedule_timeout(order, "remind", hours=1)
+    Timeout.objects.update(content_type_id=10**6)
+    file = tmp_path / "ledger.json"
+    options = {"use_natural_foreign_keys": True, "output": str(file), "verbosity": 0}
+    call_command("dumpdata", "django_delayq.timeout", **options)
+    Timeout.objects.all().delete()
+    call_command("loaddata", str(file), verbosity=0)
+    loaded = Timeout.objects.get(pk=row.pk)
+    assert not ContentType.objects.filter(pk=loaded.content_type_id).exists()
+    assert (loaded.content_type_id, loaded.object_id) == (NO_KIND, row.object_id)

@@ -89,21 +89,6 @@ def test_lateness_counts_from_the_end_of_the_last_stop(
     assert measured(policy, done(policy, *stops), fires, caplog) == [expected] * 5
 
 
-@KINDS
-def test_a_retry_after_a_pause_counts_from_its_end(declare: Declare, caplog: Log, options: dict[str, Any]) -> None:
-    errors = iter([LookupError("no")])
-
-    def fail(*_: Any) -> None:
-        if error := next(errors, None):
-            raise error
-
-    policy = declare(Order, fail, name="told", retry=dq.Retry([HOUR.total_seconds()]), **options)
-    row = done(policy, (-1, pause, BY), (1, resume, BY))
-    with clock.set_to(at(1)), pytest.raises(LookupError):
-        fire_due(policy)
-    assert measured(policy, row, 2, caplog) == [1] * 5
-
-
 def test_what_waits_after_a_pause_waits_since_its_end(declare: Declare) -> None:
     policy = declare(Order, name="told")
     done(policy, (-1, pause, until(1)))

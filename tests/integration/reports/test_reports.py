@@ -85,25 +85,6 @@ def replaced(report: Any) -> Any:
     return report.lines, report.total
 
 
-def test_rows_that_prune_leaves_count_once_and_pruning_some_policies_keeps_all_days(policy: TimeoutPolicy[Any]) -> None:
-    old, other = NOW - timedelta(days=40), "testapp.order.other"
-    left = settled_row(old, "cancelled", "hand", due_at=NOW + timedelta(days=9))
-    Timeout.objects.bulk_create([settled_row(old), left, settled_row(old, label=other)])
-
-    def lines() -> dict[str, tuple[int, int, int]]:
-        report = policy_report(by="policy", first=FIRST)
-        return {line.name: (line.rounds, line.fired, line.cancelled) for line in report.lines}
-
-    expected = {LABEL: (2, 1, 1), other: (1, 1, 0)}
-    with clock.set_to(NOW):
-        for prune_some in (lambda: prune("default", labels=[LABEL]), lambda: prune("default")):
-            assert prune_some() == 1
-            assert lines() == expected
-    with clock.set_to(NOW + timedelta(days=60)):
-        assert prune("default") == 1
-        assert lines() == expected
-
-
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_a_day_ends_at_midnight_in_time_zone_whatever_is_activated(
     policy: TimeoutPolicy[Any], settings: Settings, use_tz: bool
@@ -175,16 +156,6 @@ def test_a_label_that_only_rows_have_is_reported_and_others_are_refused() -> Non
             policy_report("testapp.order.never")
         with pytest.raises(InvalidReport, match="after the last one"):
             policy_report(first=date(2026, 5, 2), last=date(2026, 5, 1))
-
-
-def test_with_a_limit_a_report_says_until_when_it_has_counted(policy: TimeoutPolicy[Any]) -> None:
-    Timeout.objects.bulk_create([settled_row(NOW - timedelta(minutes=minute)) for minute in range(1, 101)])
-    with clock.set_to(NOW):
-        report = policy_report(policy, limit=50)
-        assert report.total.rounds == 0
-        assert report.counted_until is not None
-        assert report.counted_until <= NOW - timedelta(minutes=100)
-        assert policy_report(policy, limit=100).counted_until is None
 
 
 def run(*args: str) -> str:

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from django.db import Error, connection, transaction
+from django.db import Error, connection
 from django.db.models import Q
 
 from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
@@ -23,8 +23,7 @@ from django_delayq.worker.sweep import prune
 from tests.integration.reports.rounds import settled_row, utc
 from tests.support.threads import in_threads
 from tests.support.typed import Declare, Patch
-from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -125,17 +124,6 @@ def test_each_deleted_row_counts_whether_it_was_counted_before_or_not(
         assert stored() == [(date(2026, 5, 10), 2, 0)]
 
 
-def test_a_transaction_that_deletes_rows_and_is_rolled_back_counts_none(policy: TimeoutPolicy[Any]) -> None:
-    settle(NOON, NOON + MINUTE)
-    with clock.set_to(NOON + 40 * DAY):
-        roll_up("default")
-        with pytest.raises(LookupError), transaction.atomic():
-            assert delete_settled("default", Old(clock.now() - DAY), None) == (2, None)
-            raise LookupError
-        assert stored() == [(date(2026, 5, 10), 2, 0)]
-        assert rounds(policy) == 2
-
-
 def test_a_count_during_which_rows_are_deleted_or_retried_is_dropped(declare: Declare) -> None:
     policy = declare(Order, name="told")
     with clock.set_to(NOON):
@@ -153,18 +141,6 @@ def test_a_count_during_which_rows_are_deleted_or_retried_is_dropped(declare: De
     with clock.set_to(NOON + 40 * DAY):
         roll_up("default", lambda: prune("default"))
         assert rounds(policy) == 2 and stored() == [(date(2026, 5, 10), 2, 0)]
-
-
-def test_rows_of_today_that_are_pruned_are_counted_once(policy: TimeoutPolicy[Any], settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": HOUR, "CATCH_UP": MINUTE}
-    for hour in range(8):
-        settle(NOON + hour * HOUR, NOON + hour * HOUR + MINUTE)
-        with clock.set_to(NOON + hour * HOUR + 5 * MINUTE):
-            roll_up("default")
-            prune("default")
-            roll_up("default")
-            assert rounds(policy) == 2 * hour + 2
-    assert Timeout.objects.count() < 6
 
 
 def dead_rows(count: int, policy: TimeoutPolicy[Any]) -> list[Timeout]:
@@ -230,16 +206,6 @@ def test_a_part_that_another_worker_has_counted_meanwhile_is_not_counted_again(p
     with clock.set_to(midnight + 2 * HOUR):
         roll_up("default", count_too())
         assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 2, 0)]
-
-
-def test_a_worker_counts_what_was_settled(declare: Declare, redis_url: str) -> None:
-    declare(Order, name="told")
-    settle(*[clock.now() - timedelta(days=day, minutes=10) for day in range(3)])
-    worker = RunningWorker(concurrency=1)
-    try:
-        wait_until(lambda: sum(fired for _, fired, _ in stored()) == 3, "the worker has counted the days")
-    finally:
-        worker.stop()
 
 
 ROWS, TURNS = 600, 20

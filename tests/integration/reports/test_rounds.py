@@ -6,17 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import Q
 
-from django_delayq import TimeoutPolicy, clock
+from django_delayq import TimeoutPolicy
 from django_delayq.ledger.rollups import roll_up
-from django_delayq.models import Timeout
 from django_delayq.monitoring.reports import Report, policy_report
 from django_delayq.monitoring.whatif import what_if
 from django_delayq.testing import fire_due
-from tests.integration.steps.days import ARMED, DAY, T0, at, dunning, ran, row_of, sent
+from tests.integration.steps.days import DAY, T0, at, dunning, ran, row_of, sent
 from tests.support.typed import Declare
-from tests.testapp.models import Customer, Order
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MINUTE = timedelta(minutes=1)
@@ -59,34 +57,6 @@ def test_a_round_with_steps_is_one_round_that_ends_when_its_row_does(declare: De
     assert len(ran()) == 3 + 2 + 3 + 1, "the steps of four rounds, and one handler"
 
 
-def test_the_lateness_of_a_round_with_grace_counts_from_when_its_handler_may_act(declare: Declare) -> None:
-    policy = dunning(declare)
-    with at(0):
-        sent()
-    live(policy, {}, 16)
-    with clock.set_to(T0 + 17 * DAY + 2 * MINUTE):
-        fire_due(policy)
-    total = report_at(18, policy).total
-    assert total.fired == 1
-    assert total.late_p50 == pytest.approx(120, rel=0.025), "neither from the deadline, three days before, nor a step"
-
-
-def test_a_step_that_ends_its_round_ends_it_in_time_or_late_as_any_event_does(declare: Declare) -> None:
-    def settle(order: Order, timeout: Timeout) -> None:
-        if order.note == timeout.step:
-            pay(order)
-
-    policy = declare(Order, name="collect", after=10 * DAY, grace=3 * DAY, **ARMED)
-    policy.step(-DAY, name="before")(settle)
-    policy.step(DAY, name="after")(settle)
-    with at(0):
-        for step in ("before", "after", ""):
-            Order.objects.create(status="unpaid", created_at=T0, note=step)
-    live(policy, {}, 14)
-    total = report_at(15, policy).total
-    assert (total.rounds, total.in_time, total.ended_late, total.fired) == (3, 1, 1, 1)
-
-
 def test_what_if_compares_the_end_of_a_round_with_when_its_handler_acts_not_with_its_steps(declare: Declare) -> None:
     policy = dunning(declare)
     with at(0):
@@ -102,46 +72,3 @@ def test_what_if_compares_the_end_of_a_round_with_when_its_handler_acts_not_with
         1: (3, 3, 2),
     }
     assert all(found.is_exact for found in answers.values())
-
-
-def test_each_member_of_a_call_with_batch_by_is_a_round(declare: Declare) -> None:
-    calls: list[int] = []
-
-    def remind(orders: Any, timeouts: Any) -> None:
-        calls.append(len(orders))
-
-    options: dict[str, Any] = {"since": "created_at", "when": Q(status="unpaid"), "after": 3 * DAY}
-    policy = declare(Order, remind, name="digest", batch=50, batch_by="customer", **options)
-    ann, bob = Customer.objects.create(name="Ann"), Customer.objects.create(name="Bob")
-    with at(0):
-        orders = [
-            Order.objects.create(status="unpaid", created_at=T0, customer=customer)
-            for customer in [ann] * 4 + [bob] * 2
-        ]
-    with at(1):
-        pay(orders[0])
-    with at(3):
-        fire_due(policy)
-    assert sorted(calls) == [2, 3]
-    total = report_at(4, policy).total
-    assert (total.rounds, total.in_time, total.fired) == (6, 1, 5), "each of five orders, of two calls"
-    lines = {
-        line.name: (line.rounds, line.in_time, line.fired) for line in report_at(4, policy, by="customer__name").lines
-    }
-    assert lines == {"Ann": (4, 1, 3), "Bob": (2, 0, 2)}
-    with at(5):
-        assert what_if(policy, DAY / 2).would_fire == 6
-
-
-def test_each_round_of_an_object_counts(declare: Declare) -> None:
-    policy = declare(Order, name="again", since="created_at", when=Q(status="unpaid"), after=DAY)
-    with at(0):
-        order = sent()
-    for day in (1, 2, 3):
-        with at(day):
-            fire_due(policy)
-            order.created_at = T0 + day * DAY
-            order.save()
-    total = report_at(3.5, policy).total
-    assert (total.rounds, total.fired) == (3, 3)
-    assert [line.rounds for line in report_at(3.5, policy).lines] == [1, 1, 1]

@@ -8,38 +8,20 @@ from typing import Any
 import pytest
 from django.db.models import Q
 
-import django_delayq as dq
 from django_delayq import Wall, Working, WorkingHours, clock
 from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
 from django_delayq.monitoring.misfits import delays
-from django_delayq.operations import change_delay, hold, preview_delay, resume
+from django_delayq.operations import change_delay, preview_delay
 from django_delayq.testing import fire_due
 from tests.integration.spans.conftest import HOUR, OFFICE, Declare, at, only_row, opened
-from tests.support.seen import sql_of
 from tests.testapp.desk import Team, Ticket
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 OPEN: dict[str, Any] = {"since": "opened_at", "when": Q(status="open")}
 BY = "test:operator"
 LABEL = "testapp.ticket.answer"
-
-
-def test_a_round_that_is_armed_again_after_a_hold_counts_its_open_time(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="answer", after=Working(hours=3, calendar=OFFICE), **OPEN)
-    ticket = opened(team, "Mon 15:00")
-    dq.extend_timeout(ticket, "answer", after=Working(hours=2, calendar=OFFICE))
-    assert only_row().due_at == at("Tue 12:00")
-    ticket.status = "closed"
-    ticket.save()
-    with clock.set_to(at("Mon 16:00")):
-        hold(policy, by=BY)
-    with clock.set_to(at("Tue 06:00")):
-        resume(policy, by=BY)
-        ticket.status = "open"
-        ticket.save()
-    assert Timeout.objects.pending().get().due_at == at("Tue 14:00")  # the office is closed from 12 to 13
 
 
 DELAYS: list[tuple[Any, timedelta, str]] = [
@@ -109,14 +91,3 @@ def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
     assert change_delay(policy, None, by=BY, mode="recompute").moved == 3
     assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
     assert [each.level for each in delays("default")] == [20]
-
-
-def test_a_sync_of_a_calendar_by_path_reads_pages_and_locks_nothing_that_fits(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="answer", after=Working(hours=8, calendar="team__calendar"), **OPEN)
-    Ticket.objects.bulk_create(Ticket(team=team, opened_at=at("Mon 10:00")) for _ in range(1200))
-    sent = sql_of(lambda: sync_policy(policy, "default"))
-    assert Timeout.objects.count() == 1200
-    assert not [sql for sql in sent if sql.startswith("SELECT") and "FROM testapp_team" in sql]
-    again = sql_of(lambda: sync_policy(policy, "default"))
-    assert len(again) <= 3 + 3
-    assert not [sql for sql in again if "FOR UPDATE" in sql and "testapp_ticket" in sql]

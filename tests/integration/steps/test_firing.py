@@ -6,7 +6,6 @@ import io
 import json
 import logging
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from django.core.management import call_command
 from django.test import Client
 
 import django_delayq as dq
-from django_delayq import GiveUp, Retry, WorkingHours
-from django_delayq.firing import settle_expired
+from django_delayq import GiveUp, Retry
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform
 from tests.integration.firing.handlers import ATOMIC_OR_NOT, Log, raising
@@ -137,20 +135,6 @@ def test_shadow_mode_calls_no_step_and_settles_with_the_handler(declare: Declare
     assert (ran(), events(order), ended(order)) == ([], ["step_shadowed"] * 4, ("skipped", "shadow"))
 
 
-def test_quiet_hours_delay_a_step_and_only_the_newest_runs_in_the_morning(declare: Declare) -> None:
-    office = WorkingHours("UTC", {"mon-sun": ("08:00-18:00",)})
-    policy = declare(Order, note, name="collect", after=14 * DAY, within=office, **ARMED)
-    policy.step(timedelta(hours=-14), name="evening")(note)  # 22:00
-    policy.step(timedelta(hours=-6), name="night")(note)  # 06:00
-    with at(0):
-        order = sent()
-        assert planned(order) == ("evening", round(13 + 20 / 24, 6), 14)  # 08:00
-    fire_on(policy, 13.5)
-    assert ran() == []
-    fire_on(policy, 13 + 21 / 24)
-    assert ran() == ["night"]
-
-
 def test_a_step_that_is_not_declared_any_more_is_passed(policy: Any, order: Order) -> None:
     Timeout.objects.filter(pk=row_of(order).pk).update(step="gone")
     fire_on(policy, 11)
@@ -225,18 +209,6 @@ def test_scheduling_again_while_a_step_runs_begins_a_round_that_replaces_it(decl
     old, new = Timeout.objects.filter(policy=policy.label).order_by("id")
     assert (old.state, old.cause, new.state) == ("skipped", "superseded", "pending")
     assert (planned(order), ran()) == (("early", 18, 23), ["early"])
-
-
-def test_an_expired_step_that_returns_late_is_not_called_again(declare: Declare) -> None:
-    def expire(obj: Order, _policy: Any) -> None:
-        with at(9 + timedelta(hours=1) / DAY):
-            settle_expired("default")
-        assert row_of(obj).state == "pending"
-
-    policy, order = during(declare, expire)
-    assert planned(order) == ("friendly", 11, 14)
-    fire_on(policy, 11, 14, 15, 16, 17, 40)
-    assert ran() == ["early", *ALL]
 
 
 def test_the_story_and_the_log_tell_what_became_of_steps(policy: Any, order: Order, caplog: Log) -> None:

@@ -181,47 +181,27 @@ def test_of_working_hours_it_is_the_fraction_of_open_time(declare: Declare, kind
     assert times == [("at_25", 10 * HOUR), ("at_50", 12 * HOUR), ("at_75", 14 * HOUR), ("", 16 * HOUR)]
 
 
-def by_hand(order: Order, policy: Any, begin: Any, end: Any) -> None:
-    with clock.set_to(begin):
+def hold(order: Order, policy: Any, begin: float, end: float) -> None:
+    with at(begin):
         dq.hold_timeout(order, policy)
     row = row_of(order)
-    with clock.set_to(end):
+    with at(end):
         outlook = if_resumed(row, Facts([row], "default"))
         dq.resume_timeout(order, policy)
     assert outlook.run_at == row_of(order).run_at
 
 
-def by_policy(order: Order, policy: Any, begin: Any, end: Any) -> None:
-    with clock.set_to(begin):
-        operations.hold(policy, by="anna")
-    with clock.set_to(end):
-        operations.resume(policy, by="anna")
-
-
-def by_condition(order: Order, policy: Any, begin: Any, end: Any) -> None:
-    for now, text in ((begin, "in talks"), (end, "")):
-        with clock.set_to(now):
-            order.note = text
-            order.save()
-
-
-@pytest.mark.parametrize(
-    ("stop", "is_armed"),
-    [(by_hand, True), (by_policy, True), (by_condition, True), (by_hand, False)],
-)
-def test_the_time_for_which_the_clock_was_stopped_does_not_count(declare: Declare, stop: Any, is_armed: bool) -> None:
-    policy = fractions(declare, 8 * DAY, **({**ARMED, "hold_when": Q(note="in talks")} if is_armed else {}))
+def test_the_time_for_which_the_clock_was_stopped_does_not_count(declare: Declare) -> None:
+    policy = fractions(declare, 8 * DAY, **ARMED)
     with at(0):
         order = sent()
-        if not is_armed:
-            dq.schedule_timeout(order, policy)
     assert planned(order) == ("at_25", 2, 8)
-    stop(order, policy, T0 + DAY, T0 + 5 * DAY)
+    hold(order, policy, 1, 5)
     assert planned(order) == ("at_25", 6, 12)
     with at(6):
         fire_due(policy, order)
     assert planned(order) == ("at_50", 8, 12)
-    stop(order, policy, T0 + 7 * DAY, T0 + 8 * DAY)
+    hold(order, policy, 7, 8)
     assert planned(order) == ("at_50", 9, 13)
     with at(8):
         dq.extend_timeout(order, policy, days=8)
@@ -265,17 +245,6 @@ def test_a_move_computes_a_few_datetimes_however_often_a_step_repeats(declare: D
             move()
         asked[name] = calendar.asked
     assert {name: count for name, count in asked.items() if count > 50} == {}
-
-
-def test_a_step_returns_its_function_and_is_named_after_it(declare: Declare) -> None:
-    policy = declare(Order, name="collect", after=DAY, **ARMED)
-
-    def remind(obj: Any, timeout: Any) -> None:
-        """Remind."""
-
-    assert policy.step(-timedelta(hours=1))(remind) is remind
-    assert [(step.name, step.handler, step.atomic) for step in policy.steps] == [("remind", remind, True)]
-    assert policy.has_plan
 
 
 WRONG: list[tuple[dict[str, Any], Any, str]] = [

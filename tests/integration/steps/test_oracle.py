@@ -1,4 +1,4 @@
-"""Some 250 invoices, to which things happen by chance, and an oracle for which step must run when."""
+"""Some 120 invoices, to which things happen by chance, and an oracle for which step must run when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.steps.oracle import AFTER, HANDLER, RETRIES, SHAPES, SNOO
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-INVOICES_EACH = 62
+INVOICES_EACH = 31
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
