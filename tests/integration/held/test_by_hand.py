@@ -75,6 +75,23 @@ def test_a_wrong_end_is_refused(order: Order, policy: Any, until: Any, words: st
     assert again(pending).state == "pending"
 
 
+@pytest.mark.parametrize("keep_deadline", [False, True])
+def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Order, keep_deadline: bool) -> None:
+    def fail(obj: Order, timeout: Timeout) -> None:
+        raise dq.Snooze(hours=5)
+
+    policy = declare(Order, fail, name="snoozing")
+    with at(0):
+        row = dq.schedule_timeout(order, policy, hours=1)
+    with at(1):
+        fire_due()
+    with at(2):
+        dq.hold_timeout(row, keep_deadline=keep_deadline)
+    with at(5):
+        assert operations.resume_timeout(row, by=BY).due_at_once == 0
+    assert hours(again(row).run_at) == (6 if keep_deadline else 9)
+
+
 def test_a_strict_guard_counts_a_deadline_that_has_passed_while_it_was_paused(row: Timeout, order: Order) -> None:
     with at(2):
         dq.resume_timeout(row)

@@ -10,8 +10,7 @@ import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq.firing import plan, run, settle_expired
-from django_delayq.firing.works import Work
+from django_delayq.firing import settle_expired
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
@@ -78,22 +77,6 @@ def test_what_is_on_hold_is_held_and_the_others_fire(
         fire_due(policy)
         assert states(policy, orders)[:2] == [settled, "held"]
     assert hours(Timeout.objects.get(object_id=str(orders[0].pk), policy=policy.label).due_at) == 3
-
-
-@pytest.mark.parametrize("policy", ["alone", "batch", "outside"], indirect=True)
-def test_one_that_was_held_since_it_was_read_is_left_alone(policy: Any, orders: list[Order]) -> None:
-    rows = list(Timeout.objects.filter(policy=policy.label).order_by("pk"))
-    work = Work(policy.label, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
-    with at(2):
-        for row in rows:
-            dq.hold_timeout(row)
-        works, report = plan({row.pk: 1 for row in rows}, "default")
-        assert works == []
-        assert sorted(report.done) == sorted(work.ids)
-        report = run(work, "default")
-    assert sorted(report.done) == sorted(work.ids)
-    assert report.again == {}
-    assert not Effect.objects.exists()
 
 
 def test_a_timeout_that_is_held_while_its_handler_runs_outside_is_settled_by_it(declare: Declare) -> None:

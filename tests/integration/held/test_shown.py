@@ -62,15 +62,6 @@ def test_the_countdown(row: Timeout, order: Order) -> None:
     assert 'data-rest="7800000"' in html and "stopped, 2 h 10 min left" in html
 
 
-def test_the_admin(row: Timeout, admin_client: Client) -> None:
-    listed = admin_client.get(f"{reverse('admin:django_delayq_timeout_changelist')}?state__exact=held")
-    assert list(listed.context["cl"].result_list) == [row]
-    text = listed.content.decode()
-    assert "delayq-held" in text and "stopped, 2 h 10 min left" in text
-    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[row.pk]))
-    assert "Resume the timeout" in page.content.decode()
-
-
 def test_the_status_the_list_and_the_testing_kit(
     row: Timeout, order: Order, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,15 +84,6 @@ def test_the_lines_of_stopped_policies_and_of_other_queues_are_not_asked(row: Ti
     assert asked() == ["testapp.order.remind"]
 
 
-def test_a_line_whose_first_rows_are_claimed_is_asked_for_the_next_one(row: Timeout) -> None:
-    later = schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
-    assert claiming.claim_each("default", None, {row.policy: 1}, LEASE).claims == {row.pk: 1}
-    assert claiming.labels_with_claimable("default", None, [row.policy]) == {row.policy: True}
-    claimed = claiming.claim_each("default", None, {row.policy: 5}, LEASE)
-    assert (claimed.claims, claimed.labels) == ({later.pk: 1}, {later.pk: row.policy})
-    assert claiming.labels_with_claimable("default", None, [row.policy]) == {}
-
-
 def test_a_row_that_is_moved_loses_its_claim(row: Timeout) -> None:
     """Otherwise no other worker could claim it at its new deadline, if that comes before the end of the claim."""
     claim()

@@ -119,35 +119,6 @@ def counts(report: Report) -> tuple[int, int, int]:
     return report.total.rounds, report.total.dead, report.total.fired
 
 
-@pytest.mark.parametrize("kept", [6 * HOUR, 2 * DAY])
-def test_dead_rows_that_are_retried_after_another_retention_ended_their_day_count_once(
-    declare: Declare, kept: timedelta
-) -> None:
-    declare(Order, name="short", retention=kept)
-    policy = declare(Order, name="long")
-    with clock.set_to(NOON):
-        dead_rows(policy, 3)
-    settle(SHORT, NOON + MINUTE)
-    with clock.set_to(NOON + 3 * DAY):
-        roll_up("default")
-        assert prune("default") == 1
-        assert counts(policy_report(policy, first=FIRST)) == (3, 3, 0)
-        operations.retry(Timeout.objects.filter(state="dead")[:1], by="test")
-        assert counts(policy_report(policy, first=FIRST)) == (2, 2, 0)
-        fire_due(policy)
-        assert counts(policy_report(policy, first=FIRST)) == (3, 2, 1)
-    with clock.set_to(NOON + 10 * DAY):
-        settle(SHORT, NOON + 4 * DAY)
-        roll_up("default")
-        assert prune("default") == 1
-        operations.retry(Timeout.objects.filter(state="dead"), by="test")
-        fire_due(policy)
-        assert counts(policy_report(policy, first=FIRST)) == (3, 0, 3)
-    with clock.set_to(NOON + 60 * DAY):
-        assert prune("default") == 3
-        assert counts(policy_report(policy, first=FIRST)) == (3, 0, 3)
-
-
 def test_a_dead_row_that_was_committed_after_the_last_count_is_not_taken_off(declare: Declare) -> None:
     declare(Order, name="short", retention=HOUR)
     policy = declare(Order, name="long")

@@ -95,28 +95,6 @@ def test_a_payment_while_it_waits_wins_and_a_person_reads_why_it_waits(declare: 
     assert fires_at("Tue 09:00") == 0
 
 
-def test_lateness_may_be_counted_in_working_hours(declare: Declare, team: Team) -> None:
-    late = Late(Working(hours=2, calendar="team__calendar"))
-    declare(Ticket, name="call", after=HOUR, late=late, **OPEN)
-    for when in ("Mon 15:30", "Mon 14:00"):
-        opened(team, when)
-    with clock.set_to(at("Tue 09:30")):  # an hour of working time after the first deadline, and two and a half
-        fire_due()
-    assert [row.state for row in Timeout.objects.order_by("id")] == [Timeout.State.FIRED, Timeout.State.SKIPPED]
-    assert "2 working hours" in Timeout.objects.get(state="skipped").reason
-
-
-@pytest.mark.parametrize("kind", CALENDARS)
-def test_lateness_counts_from_the_opening_also_if_no_worker_ran_before(declare: Declare, team: Team, kind: str) -> None:
-    declare(Ticket, within=CALENDARS[kind], late=Late(timedelta(minutes=5)), **NIGHT)
-    opened(team)
-    assert fires_at("Tue 09:04") == 1
-    assert only_row().lateness() == pytest.approx(240)
-    opened(team, "Tue 09:05")
-    assert fires_at("Wed 09:06") == 0
-    assert Timeout.objects.latest("id").cause == Timeout.Cause.LATE
-
-
 @pytest.mark.parametrize(
     ("kind", "back"),
     [
