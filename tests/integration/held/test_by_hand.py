@@ -92,17 +92,6 @@ def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Or
     assert hours(again(row).run_at) == (6 if keep_deadline else 9)
 
 
-def test_a_strict_guard_counts_a_deadline_that_has_passed_while_it_was_paused(row: Timeout, order: Order) -> None:
-    with at(2):
-        dq.resume_timeout(row)
-        dq.hold_timeout(row, keep_deadline=True)
-    with at(9), pytest.raises(dq.DeadlinePassed), dq.before_deadline(row, strict=True):
-        pytest.fail("the block ran")
-    with at(9), dq.before_deadline(row):
-        pass
-    assert again(row).state == "cancelled"
-
-
 def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order, policy: Any) -> None:
     with heard("held", "resumed") as got:
         dq.resume_timeout(order, policy)

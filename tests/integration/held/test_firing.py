@@ -10,10 +10,9 @@ import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq.firing import settle_expired
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
+from tests.integration.held.times import HOUR, T0, Declare, at, hours
 from tests.support.seen import heard
 from tests.testapp.models import Effect, Order
 
@@ -77,17 +76,3 @@ def test_what_is_on_hold_is_held_and_the_others_fire(
         fire_due(policy)
         assert states(policy, orders)[:2] == [settled, "held"]
     assert hours(Timeout.objects.get(object_id=str(orders[0].pk), policy=policy.label).due_at) == 3
-
-
-def test_a_timeout_that_is_held_while_its_handler_runs_outside_is_settled_by_it(declare: Declare) -> None:
-    def expire_and_hold(order: Order, timeout: Timeout) -> None:
-        Timeout.objects.filter(pk=timeout.pk).update(run_at=T0 - HOUR)
-        settle_expired("default")
-        assert dq.hold_timeout(Timeout.objects.get(pk=timeout.pk)) is not None
-
-    policy = declare(Order, expire_and_hold, name="slow", atomic=False)
-    with at(0):
-        row = dq.schedule_timeout(Order.objects.create(), policy, hours=1)
-    with at(2):
-        fire_due(policy)
-    assert (again(row).state, again(row).remaining, again(row).held_by_hand) == ("fired", None, False)

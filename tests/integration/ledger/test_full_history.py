@@ -9,15 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.checks import ERROR
 from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import Late, Limits, clock, operations, testing
+from django_delayq import Late, Limits, clock, operations
 from django_delayq.models import Timeout
-from django_delayq.monitoring.doctor import examine
 from django_delayq.operations.changes import move_missed
 from django_delayq.rounds.memory import MAX_EVENTS, record
 from tests.integration.firing.conftest import due, fire, state
@@ -129,18 +127,3 @@ def test_what_was_moved_by_hand_is_not_missed_by_a_change(unpaid: Unpaid) -> Non
         assert move_missed(connection.alias) == 0
     row.refresh_from_db()
     assert row.due_at == order.created_at + 30 * MINUTE
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_doctor_knows_since_when_all_attempts_fail(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    policy = declare(Order, handler, name="failing", retry=dq.Retry([3600]))
-    with clock.set_to(timezone.now() - 11 * MINUTE):
-        due(order, policy)
-        testing.fire_due(policy, raises=False)
-    forget()
-    [found] = [each for each in examine(quick=True) if each.id == "failing"]
-    assert found.level == ERROR
-    assert f"No attempt of {policy.label} has succeeded for 11 min" in found.msg

@@ -70,15 +70,12 @@ def measured(policy: dq.TimeoutPolicy[Any], row: Timeout, fires: float, caplog: 
 @pytest.mark.parametrize(
     "changes",
     [
-        [(-1, pause, BY), (1, resume, BY), (1, 0)],
         [(-1, pause, until(1)), (1.5, 0.5)],
         [(1, pause, BY), (3, resume, BY), (3.5, 0.5)],
         [(-1, pause, until(1)), (0, pause, until(2)), (1.5, hold, BY), (2.5, resume, {**BY, "shift": False}), (3, 0.5)],
         [(-1, pause, until(1)), (1.25, late, {**BY, "after": DAY}), (1.5, 0.5)],
         [(-1, pause, until(1)), (1.25, pause, BY), (2, resume, BY), (2.5, 0.5)],
         [(-3, pause, BY), (-1, resume, BY), (2, 2)],
-        [(-3, pause, until(-1)), (2, 2)],
-        [(1, late, {**BY, "after": DAY}), (2, 2)],
     ],
 )
 def test_lateness_counts_from_the_end_of_the_last_stop(
