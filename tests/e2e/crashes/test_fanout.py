@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_delayq.arming.watched import MOST
 from django_delayq.models import PolicySync, Timeout
-from tests.integration.data.conftest import Declare
+from tests.support.purchases import Declare
 from tests.support.waiting import wait_until
 from tests.testapp.market import Channel, Purchase
 

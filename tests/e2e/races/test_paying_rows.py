@@ -13,7 +13,7 @@ from tests.e2e.races.paying_rows import ROW_WAYS
 from tests.e2e.races.racing import Goods
 from tests.e2e.races.stage import Actor
 from tests.e2e.races.test_paying import PAYERS, race_until_fair
-from tests.integration.data.conftest import Declare
+from tests.support.purchases import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 

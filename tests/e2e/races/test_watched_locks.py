@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, transaction
 from django_delayq.backoff import LogInterval
 from django_delayq.ledger import db_connections
 from tests.e2e.races.sessions import cross, needs_row_locks
-from tests.integration.data.conftest import Declare
+from tests.support.purchases import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 
@@ -40,7 +40,7 @@ def save_each(rows: Any) -> None:
         payment.save()
 
 
-# That each other way to write does so, too: tests/integration/data/test_watched.py.
+# That each other way to write does so, too: tests/integration/arming/test_watched.py.
 WRITES: dict[str, Callable[[Payments], object]] = {
     "update_or_create": lambda some: Payment.objects.update_or_create(pk=some[0].pk, defaults={"status": "failed"}),
     "of_its_owner": lambda some: some[0].purchase.payments.update_or_create(pk=some[0].pk, defaults={"status": "x"}),

@@ -24,8 +24,8 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sweep import prune
-from tests.integration.data.conftest import UNPAID, Declare, bought, only_row
 from tests.integration.worker.test_rates import Begins, claim, four_threads, made_sources
+from tests.support.purchases import UNPAID, Declare, bought, only_row
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, queue_in_redis
 from tests.testapp.market import Channel, Label, Merchant, Purchase

@@ -12,7 +12,7 @@ from django.db.models import Q
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, at, hours
+from tests.support.hours import HOUR, T0, Declare, at, hours
 from tests.support.seen import heard
 from tests.testapp.models import Effect, Order
 

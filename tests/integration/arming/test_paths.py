@@ -14,7 +14,7 @@ from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, replan
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
+from tests.support.purchases import MINUTE, UNPAID, Declare, at, bought, due, noon  # noqa: F401 - a fixture
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]

@@ -14,7 +14,7 @@ from django_delayq.testing import fire_due
 from tests.integration.firing.conftest import fire
 from tests.integration.firing.handlers import ATOMIC_OR_NOT
 from tests.integration.firing.test_crashes import exit_code_of, kill, killed_while
-from tests.integration.steps.days import ARMED, DAY, Declare, at, dunning, note, planned, ran, row_of, sent
+from tests.support.invoices import ARMED, DAY, Declare, at, dunning, note, planned, ran, row_of, sent
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]

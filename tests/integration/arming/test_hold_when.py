@@ -11,7 +11,18 @@ import django_delayq as dq
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
+from tests.support.hours import (
+    HOUR,
+    T0,
+    Declare,
+    again,
+    at,
+    hours,
+    save,
+    seen,
+    talking,  # noqa: F401 - a fixture
+    update_and_sync,
+)
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]

@@ -13,8 +13,8 @@ import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, Snooze, clock
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.steps.days import Declare
-from tests.integration.steps.oracle import AFTER, HANDLER, RETRIES, SHAPES, SNOOZE, TICKS, Oracle, Shape, fate, script
+from tests.integration.firing.oracle import AFTER, HANDLER, RETRIES, SHAPES, SNOOZE, TICKS, Oracle, Shape, fate, script
+from tests.support.invoices import Declare
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]

@@ -12,7 +12,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours
+from tests.support.hours import HOUR, T0, Declare, again, at, hours
 from tests.support.seen import heard
 from tests.testapp.models import Order
 

@@ -17,7 +17,7 @@ from django_delayq.contrib.countdown import countdown_of, pending_countdowns
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.testing import assert_fired, assert_scheduled
-from tests.integration.held.times import HOUR, T0, at
+from tests.support.hours import HOUR, T0, at
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]

@@ -19,7 +19,7 @@ from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform
 from tests.integration.firing.handlers import ATOMIC_OR_NOT, Log, raising
 from tests.integration.firing.rows import hearing
-from tests.integration.steps.days import ARMED, DAY, Declare, at, days, dunning, note, planned, ran, row_of, sent
+from tests.support.invoices import ARMED, DAY, Declare, at, days, dunning, note, planned, ran, row_of, sent
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -18,7 +18,7 @@ from django_delayq.arming.holding import Facts, if_resumed
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, dunning, note, planned, row_of, sent
+from tests.support.invoices import ARMED, DAY, T0, Declare, at, days, dunning, note, planned, row_of, sent
 from tests.testapp.market import Channel, Purchase
 from tests.testapp.models import Order
 

@@ -22,8 +22,8 @@ from django_delayq.models import Timeout
 from django_delayq.operations import related_timeouts, selection
 from django_delayq.policy.policies import registry
 from django_delayq.policy.reads import related_paths
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, bought
-from tests.integration.data.test_paths import ALWAYS
+from tests.integration.arming.test_paths import ALWAYS
+from tests.support.purchases import MINUTE, UNPAID, Declare, bought, its_channel, noon  # noqa: F401 - fixtures
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]

@@ -11,7 +11,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, due
+from tests.support.purchases import MINUTE, UNPAID, Declare, at, due, its_channel, noon  # noqa: F401 - fixtures
 from tests.testapp.market import Channel, Purchase
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,7 +17,7 @@ from django_delayq.arming.sync import sync_policy
 from django_delayq.arming.watched import MOST
 from django_delayq.checks import check_bulk_writes, check_policies
 from django_delayq.models import PolicySync, Timeout
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
+from tests.support.purchases import MINUTE, UNPAID, Declare, at, bought, due, its_channel, noon  # noqa: F401 - fixtures
 from tests.testapp.market import Channel, Label, Merchant, Offer, Payment, Purchase, Refund, Remark
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
