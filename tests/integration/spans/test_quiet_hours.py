@@ -95,6 +95,17 @@ def test_a_payment_while_it_waits_wins_and_a_person_reads_why_it_waits(declare: 
     assert fires_at("Tue 09:00") == 0
 
 
+@pytest.mark.parametrize("kind", CALENDARS)
+def test_lateness_counts_from_the_opening_also_if_no_worker_ran_before(declare: Declare, team: Team, kind: str) -> None:
+    declare(Ticket, within=CALENDARS[kind], late=Late(timedelta(minutes=5)), **NIGHT)
+    opened(team)
+    assert fires_at("Tue 09:04") == 1
+    assert only_row().lateness() == pytest.approx(240)
+    opened(team, "Tue 09:05")
+    assert fires_at("Wed 09:06") == 0
+    assert Timeout.objects.latest("id").cause == Timeout.Cause.LATE
+
+
 @pytest.mark.parametrize(
     ("kind", "back"),
     [
