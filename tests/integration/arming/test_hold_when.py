@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import F, Q
 
 import django_delayq as dq
-from django_delayq import checks
 from django_delayq.arming.sync import Synced, sync_policy
-from django_delayq.ledger.declarations import fingerprint
 from django_delayq.models import Timeout
-from django_delayq.policy.reads import columns_read, reads_other_rows
 from django_delayq.rounds.columns import far
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, save, seen, update_and_sync
-from tests.support.seen import heard, sql_of
-from tests.testapp.models import Customer, Order
+from tests.support.hours import (
+    HOUR,
+    T0,
+    Declare,
+    again,
+    at,
+    hours,
+    save,
+    seen,
+    talking,  # noqa: F401 - a fixture
+    update_and_sync,
+)
+from tests.support.seen import heard
+from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -72,21 +80,6 @@ def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(po
     assert (row.held_by_hand, [event["what"] for event in row.history][-1], got) == (False, "resumed", [])
 
 
-def test_a_sync_of_the_table_counts_what_it_changes(policy: Any) -> None:
-    with at(0):
-        orders = [Order.objects.create(created_at=T0) for _ in range(4)]
-    with at(1):
-        dq.hold_timeout(orders[3], policy)
-        Order.objects.filter(pk__in=[order.pk for order in orders[:2]]).update(note="talks")
-        assert sync_policy(policy, "default", dry_run=True) == Synced(held=2)
-        assert sync_policy(policy, "default") == Synced(held=2)
-        assert sync_policy(policy, "default") == Synced()
-        Order.objects.update(note="")
-        assert sync_policy(policy, "default") == Synced(resumed=2)
-        Order.objects.update(status="paid")
-        assert sync_policy(policy, "default") == Synced(cancelled=4)
-
-
 def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
     rows = Timeout.objects.filter(policy=policy.label)
     with at(1):
@@ -101,7 +94,7 @@ def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize(("delay", "left"), [({}, 4), ({"hours": 7}, 7), ({"at": T0 + 5 * HOUR}, 3)])
-@pytest.mark.parametrize("policy", ["column", "function", "function after"], indirect=True)
+@pytest.mark.parametrize("policy", ["column", "function after"], indirect=True)
 def test_scheduling_by_hand_is_held_while_the_condition_holds(
     policy: Any, many: bool, delay: dict[str, Any], left: float
 ) -> None:
@@ -127,27 +120,6 @@ def test_a_strict_guard_treats_a_stopped_clock_as_not_passed(policy: Any) -> Non
         assert row is not None
 
 
-def test_a_policy_without_it_reads_nothing_of_it(declare: Declare) -> None:
-    declare(Order, name="plain", after=4 * HOUR, since="created_at", when=Q(status="unpaid"))
-    read = [sql for sql in sql_of(lambda: Order.objects.create(created_at=T0).save()) if sql.startswith("SELECT")]
-    assert read
-    assert not any("held" in sql or "remaining" in sql for sql in read)
-
-
-def test_a_related_condition_is_followed_by_a_sync(declare: Declare) -> None:
-    options: dict[str, Any] = {"since": "created_at", "when": Q(status="unpaid"), "hold_when": Q(customer__vip=True)}
-    policy = declare(Order, name="vip", after=4 * HOUR, **options)
-    with at(0):
-        order = Order.objects.create(created_at=T0, customer=Customer.objects.create())
-    with at(1):
-        Customer.objects.update(vip=True)
-        assert sync_policy(policy, "default") == Synced(held=1)
-    with at(2):
-        Customer.objects.update(vip=False)
-        order.save()
-    assert hours(only(policy).due_at) == 5
-
-
 AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(status="unpaid")}
 
 
@@ -164,17 +136,3 @@ AUTOMATIC: dict[str, Any] = {"after": HOUR, "since": "created_at", "when": Q(sta
 def test_a_wrong_hold_when_is_refused(declare: Declare, options: dict[str, Any], words: str) -> None:
     with pytest.raises(dq.PolicyError, match=words):
         declare(Order, name="wrong", **options)
-
-
-def test_what_it_reads_is_a_part_of_what_the_policy_reads(declare: Declare) -> None:
-    vip = Exists(Customer.objects.filter(pk=OuterRef("customer"), vip=True))
-    plain, talks, watched, hidden = (
-        declare(Order, name=name, hold_when=hold_when, **AUTOMATIC)
-        for name, hold_when in (("plain", None), ("talks", Q(note="talks")), ("watched", Q(customer__vip=True)),
-                                ("hidden", Q(vip)))
-    )  # fmt: skip
-    assert {"status", "note", "created_at"} <= (columns_read(talks) or set())
-    assert fingerprint(talks) != fingerprint(plain)
-    assert [reads_other_rows(policy) for policy in (plain, talks, watched, hidden)] == [False, False, True, True]
-    found = [each for each in checks.check_policies() if each.obj in {talks, watched, hidden}]
-    assert [each.obj for each in found if "hold_when" in each.msg] == [hidden], "a subquery cannot be watched"

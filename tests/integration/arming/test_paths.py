@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations
+from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations, pending_timeouts
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
+from django_delayq.operations import Refusal, replan
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
+from tests.support.purchases import MINUTE, UNPAID, Declare, at, bought, due, noon  # noqa: F401 - a fixture
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -109,16 +109,6 @@ def test_a_deadline_that_was_set_by_hand_stays_until_a_new_round_begins(declare:
         obj.save()
         assert due(obj) == [11]
         assert Timeout.objects.get(object_id=obj.pk).is_computed
-    for schedule in (lambda obj: dq.schedule_timeout(obj, "pay"), lambda obj: dq.schedule_timeouts([obj], "pay")):
-        obj = bought(grace=30 * MINUTE)
-        dq.extend_timeout(obj, "pay", minutes=5)
-        for minutes in (20, 40, 10):
-            obj.grace = minutes * MINUTE
-            obj.save()
-            if minutes == 20:
-                assert due(obj) == [35]
-                schedule(obj)
-            assert due(obj) == [minutes]
 
 
 def test_a_change_of_code_moves_nothing(declare: Declare, channel: Channel) -> None:
@@ -131,21 +121,6 @@ def test_a_change_of_code_moves_nothing(declare: Declare, channel: Channel) -> N
         sync_policy(policy, "default")
         sync_timeouts(obj)
         assert due(obj) == [25]
-
-
-def test_a_save_needs_no_query_more_than_with_a_constant(declare: Declare, channel: Channel) -> None:
-    counts = []
-    for name, after in (("constant", 30 * MINUTE), ("path", "channel__pay_within")):
-        policy = declare(Purchase, name=name, after=after, **UNPAID)
-        bought(channel=channel)
-        with CaptureQueriesContext(connection) as created:
-            obj = bought(channel=channel)
-        with CaptureQueriesContext(connection) as saved:
-            obj.save()
-        counts.append((len(created), len(saved)))
-        registry.remove(policy)
-        Timeout.objects.all().delete()
-    assert counts[0] == counts[1]
 
 
 def test_holds_of_a_timeout_and_of_its_policy_move_the_new_deadline_as_far(declare: Declare) -> None:
@@ -202,3 +177,62 @@ def test_a_deadline_that_became_later_does_not_fire_before_a_sync_has_moved_it(d
     with clock.set_to(at(41)):
         assert fire_due() == 1
     assert len(fired) == 2
+
+
+BY = "admin:alice"
+
+
+def redeclared(declare: Declare, after: Any, **options: Any) -> Any:
+    """The policy `pay` with another declaration, as after a deployment, which moves nothing by itself."""
+    if (found := registry.get("testapp.purchase.pay")) is not None:
+        registry.remove(found)
+    return declare(Purchase, name="pay", after=after, **{**UNPAID, **options})
+
+
+def row_of(obj: Purchase) -> Timeout:
+    row: Timeout = pending_timeouts(obj).get()
+    return row
+
+
+def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand_stay(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    plain, by_hand = bought(), bought()
+    dq.reschedule_timeout(by_hand, "pay", minutes=90)
+    redeclared(declare, 45 * MINUTE)
+    rows = pending_timeouts(Purchase, "pay")
+    seen = replan(rows, by=BY, dry_run=True)
+    assert (seen.changed, seen.refused) == (1, {Refusal.HAND_SET: 1})
+    assert (due(plain), due(by_hand)) == ([30], [90])
+    done = replan(rows, by=BY, reason="new terms")
+    assert (done.verb, done.changed, done.refused) == ("replan", 1, {Refusal.HAND_SET: 1})
+    assert (due(plain), due(by_hand)) == ([45], [90])
+    assert replan(rows, by=BY).refused == {Refusal.HAND_SET: 1, Refusal.SAME_DEADLINE: 1}
+    assert replan(rows, by=BY, hand_set=True).changed == 1
+    assert due(by_hand) == [45]
+    assert row_of(by_hand).is_computed and row_of(by_hand).first_due_at == at(45)
+    (event,) = [each for each in row_of(plain).history if each["what"] == "replanned"]
+    assert (event["by"], event["reason"]) == (BY, "new terms")
+
+
+def broken(purchase: Purchase) -> timedelta:
+    raise ValueError("broken")
+
+
+def test_what_cannot_be_computed_stays_and_says_why(declare: Declare) -> None:
+    redeclared(declare, 30 * MINUTE)
+    gone, unknown, fired, obj = (bought(grace=grace) for grace in (*[MINUTE] * 3, None))
+    rows = {each.pk: row_of(each).pk for each in (gone, unknown, fired)}
+    for after in ("grace", broken, timedelta(days=100 * 365)):
+        redeclared(declare, after)
+        assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.NO_DEADLINE: 1}
+    assert due(obj) == [30]
+    redeclared(declare, "grace")
+    dq.cancel_timeout(fired, "pay")
+    Timeout.objects.filter(object_id=str(unknown.pk)).update(policy="testapp.purchase.former")
+    Purchase.objects.filter(pk=gone.pk)._raw_delete("default")
+    refused = {each.id: each.why for each in replan(Timeout.objects.filter(pk__in=rows.values()), by=BY).refusals}
+    assert refused == {
+        rows[gone.pk]: Refusal.OBJECT_GONE,
+        rows[unknown.pk]: Refusal.POLICY_UNKNOWN,
+        rows[fired.pk]: Refusal.SETTLED,
+    }

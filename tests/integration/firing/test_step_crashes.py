@@ -1,4 +1,4 @@
-"""SIGKILL at each checkpoint of each step: its effect is there once, and nothing runs out of order."""
+"""SIGKILL at each checkpoint of a step and of its handler: its effect is there once, and nothing runs out of order."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from django_delayq.firing import settle_expired
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.firing.conftest import fire
-from tests.integration.firing.handlers import ATOMIC_OR_NOT, raising
+from tests.integration.firing.handlers import ATOMIC_OR_NOT
 from tests.integration.firing.test_crashes import exit_code_of, kill, killed_while
-from tests.integration.steps.days import Declare, at, dunning, planned, ran, row_of, sent
-from tests.testapp.models import Effect
+from tests.support.invoices import ARMED, DAY, Declare, at, dunning, note, planned, ran, row_of, sent
+from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-NAMES = {11: "friendly", 14: "firm:1", 15: "firm:2", 16: "firm:3", 17: "handler"}
+NAMES = {11: "friendly", 14: "handler"}
 SECOND = timedelta(seconds=1) / timedelta(days=1)
 
 
 @ATOMIC_OR_NOT
 @pytest.mark.parametrize("checkpoint", ["marked", "handled", "committed"])
 def test_killed_at_each_step_each_has_its_effect_under_one_key(declare: Declare, checkpoint: str, atomic: bool) -> None:
-    policy = dunning(declare, atomic_steps=atomic, atomic=atomic, retry=Retry([0]))
+    policy = declare(Order, note, name="collect", after=14 * DAY, atomic=atomic, retry=Retry([0]), **ARMED)
+    policy.step(-3 * DAY, atomic=atomic, name="friendly")(note)
     with at(0):
         order = sent()
     for day, name in NAMES.items():
@@ -39,25 +40,7 @@ def test_killed_at_each_step_each_has_its_effect_under_one_key(declare: Declare,
         assert len(set(found.values_list("idempotency_key", flat=True))) == 1
     assert list(dict.fromkeys(ran())) == list(NAMES.values())
     assert row_of(order).state == "fired"
-    assert len(set(Effect.objects.values_list("idempotency_key", flat=True))) == 5
-
-
-@pytest.mark.parametrize("checkpoint", ["undone", "recorded"])
-@ATOMIC_OR_NOT
-def test_killed_around_the_record_of_a_dead_step_others_follow(declare: Declare, checkpoint: str, atomic: bool) -> None:
-    policy = dunning(declare, retry=Retry.never())
-    policy.step(timedelta(days=-5), name="early", atomic=atomic)(raising(ValueError("down")))
-    with at(0):
-        order = sent()
-    with at(9):
-        killed_while(lambda: fire_due(policy), checkpoint)
-    with at(9 + 100 * SECOND):
-        fire_due(policy, raises=False)
-    assert planned(order) == ("friendly", 11, 14)
-    assert row_of(order).history[-1]["what"] == "step_dead"
-    with at(11):
-        fire_due(policy)
-    assert ran() == ["friendly"]
+    assert len(set(Effect.objects.values_list("idempotency_key", flat=True))) == 2
 
 
 @ATOMIC_OR_NOT

@@ -1,4 +1,4 @@
-"""Days since one datetime, in which these tests count, and the policy that most of them use."""
+"""Days since one datetime, and the policy of an invoice with steps and a grace."""
 
 from __future__ import annotations
 

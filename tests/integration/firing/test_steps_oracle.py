@@ -1,4 +1,4 @@
-"""Some 250 invoices, to which things happen by chance, and an oracle for which step must run when."""
+"""Some 120 invoices, to which things happen by chance, and an oracle for which step must run when."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, Snooze, clock
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.steps.days import Declare
-from tests.integration.steps.oracle import AFTER, HANDLER, RETRIES, SHAPES, SNOOZE, TICKS, Oracle, Shape, fate, script
+from tests.integration.firing.oracle import AFTER, HANDLER, RETRIES, SHAPES, SNOOZE, TICKS, Oracle, Shape, fate, script
+from tests.support.invoices import Declare
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-INVOICES_EACH = 62
+INVOICES_EACH = 31
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from django.db import IntegrityError, transaction
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, Declare, again, at, hours, seen
+from tests.support.hours import HOUR, T0, Declare, again, at, hours
 from tests.support.seen import heard
 from tests.testapp.models import Order
 
@@ -94,39 +92,6 @@ def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Or
     assert hours(again(row).run_at) == (6 if keep_deadline else 9)
 
 
-def test_a_guard_proceeds(row: Timeout, order: Order, policy: Any) -> None:
-    with at(50), pytest.raises(ZeroDivisionError), dq.before_deadline(order, policy, strict=True):
-        raise ZeroDivisionError
-    assert again(row).state == "held"
-    with at(50), dq.before_deadline(order, policy, strict=True) as found:
-        assert found == row
-    assert seen(again(row)) == "cancelled 3"
-
-
-def test_a_strict_guard_counts_a_deadline_that_has_passed_while_it_was_paused(row: Timeout, order: Order) -> None:
-    with at(2):
-        dq.resume_timeout(row)
-        dq.hold_timeout(row, keep_deadline=True)
-    with at(9), pytest.raises(dq.DeadlinePassed), dq.before_deadline(row, strict=True):
-        pytest.fail("the block ran")
-    with at(9), dq.before_deadline(row):
-        pass
-    assert again(row).state == "cancelled"
-
-
-@pytest.mark.parametrize("how", ["in a transaction", "many"])
-def test_scheduling_again_begins_anew(row: Timeout, order: Order, policy: Any, how: str) -> None:
-    with at(5), transaction.atomic() if how == "in a transaction" else nullcontext():
-        if how == "many":
-            assert dq.schedule_timeouts([order], policy, hours=1, on_conflict="keep") == 0
-            assert dq.schedule_timeouts([order], policy, hours=1) == 1
-        else:
-            assert dq.schedule_timeout(order, policy, hours=1) == row
-    found = again(row)
-    assert (found.state, found.remaining, found.held_by_hand, found.held_at) == ("pending", None, False, None)
-    assert hours(found.run_at) == 6
-
-
 def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order, policy: Any) -> None:
     with heard("held", "resumed") as got:
         dq.resume_timeout(order, policy)
@@ -142,52 +107,3 @@ def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order,
 def test_the_database_refuses_a_held_row_without_a_rest(row: Timeout) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         Timeout.objects.filter(pk=row.pk).update(remaining=None)
-
-
-@pytest.fixture
-def rows(policy: Any) -> list[Timeout]:
-    """Three timeouts that are due at 4; an operator has held the first two at 1."""
-    with at(0):
-        rows = [dq.schedule_timeout(Order.objects.create(), policy, hours=4) for _ in range(3)]
-    with at(1):
-        held = Timeout.objects.filter(pk__in=[row.pk for row in rows[:2]])
-        assert operations.hold_timeout(held, by=BY, reason="talks").changed == 2
-    return [again(row) for row in rows]
-
-
-def test_operators_stop_clocks_and_let_them_run(rows: list[Timeout]) -> None:
-    at_one = "2030-01-01T13:00:00+00:00"
-    assert rows[0].history[-1] == {"at": at_one, "what": "held", "by": BY, "reason": "talks", "rest": 10800.0}
-    with at(2):
-        fired = operations.fire_now(Timeout.objects.all(), by=BY)
-        assert (fired.changed, dict(fired.refused)) == (1, {Refusal.HELD: 2})
-    with at(9):
-        result = operations.resume_timeout(Timeout.objects.all(), by=BY)
-    assert (result.changed, dict(result.refused)) == (2, {Refusal.NOT_HELD: 1})
-    assert [seen(again(row)) for row in rows] == ["pending 12", "pending 12", "pending 2"]
-
-
-def test_what_is_due_at_once_when_a_pause_ends_is_counted(rows: list[Timeout]) -> None:
-    with at(2):
-        operations.resume_timeout(rows[0], by=BY)
-        assert operations.pause_timeout(rows[0], by=BY).changed == 1
-        assert operations.pause_timeout(rows[2], by=BY).changed == 1
-        operations.postpone(rows[0], by=BY, hours=4)
-    with at(6):
-        paused = Timeout.objects.filter(pk__in=[rows[0].pk, rows[2].pk])
-        assert operations.resume_timeout(paused, by=BY, dry_run=True).due_at_once == 1
-        done = operations.resume_timeout(paused, by=BY)
-        assert (done.changed, done.due_at_once) == (2, 1)
-        assert list(Timeout.objects.due()) == [rows[2]]
-
-
-def test_verbs_in_bulk(rows: list[Timeout], policy: Any) -> None:
-    pending = dq.pending_timeouts(policy=policy)
-    assert [row.state for row in pending] == ["pending", "held", "held"]
-    with at(2):
-        assert [dq.extend_timeouts(pending, hours=1) for _ in range(2)] == [3, 0]
-        assert [again(row).remaining for row in rows] == [4 * HOUR, 4 * HOUR, None]
-        assert dq.reschedule_timeouts(pending, hours=10) == 3
-        assert [again(row).remaining for row in rows] == [10 * HOUR, 10 * HOUR, None]
-    assert dq.cancel_timeouts(pending) == 3
-    assert not pending.all().exists()

@@ -1,10 +1,13 @@
-"""Hours since one datetime, in which these tests count, and what they do to an order and see of its timeout."""
+"""Hours since one datetime, what tests do to an order and see of its timeout, and a policy with `hold_when`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import pytest
+from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy, clock
@@ -58,3 +61,19 @@ def update_and_wait(order: Order, **values: Any) -> None:
     Order.objects.filter(pk=order.pk).update(**values)
     for policy in automatic_policies("default"):
         sync_policy(policy, "default")
+
+
+TALKS = Q(note="talks")
+POLICIES: dict[str, dict[str, Any]] = {
+    "column": {},
+    "function": {"since": lambda order: order.created_at},
+    "function after": {"after": lambda order: 4 * HOUR},
+    "related": {"hold_when": TALKS & (Q(customer=None) | Q(customer__name="any"))},
+}
+
+
+@pytest.fixture(name="policy", params=POLICIES)
+def talking(request: pytest.FixtureRequest, declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """A policy of four hours, with a `hold_when`."""
+    options: dict[str, Any] = {"after": 4 * HOUR, "since": "created_at", "when": Q(status="unpaid"), "hold_when": TALKS}
+    return declare(Order, name="talking", **options | POLICIES[request.param])

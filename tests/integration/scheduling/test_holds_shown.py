@@ -13,12 +13,11 @@ from django.urls import include, path, reverse
 from rest_framework.test import APIClient
 
 import django_delayq as dq
-from django_delayq import operations
 from django_delayq.contrib.countdown import countdown_of, pending_countdowns
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.testing import assert_fired, assert_scheduled
-from tests.integration.held.times import HOUR, T0, at
+from tests.support.hours import HOUR, T0, at
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
@@ -63,25 +62,6 @@ def test_the_countdown(row: Timeout, order: Order) -> None:
     assert 'data-rest="7800000"' in html and "stopped, 2 h 10 min left" in html
 
 
-def test_the_admin(row: Timeout, admin_client: Client) -> None:
-    listed = admin_client.get(f"{reverse('admin:django_delayq_timeout_changelist')}?state__exact=held")
-    assert list(listed.context["cl"].result_list) == [row]
-    text = listed.content.decode()
-    assert "delayq-held" in text and "stopped, 2 h 10 min left" in text
-    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[row.pk]))
-    assert "Resume the timeout" in page.content.decode()
-
-
-def test_rest(row: Timeout, api: Any) -> None:
-    (shown,) = api.get("/api/timeouts/?state=held").json()["results"]
-    assert (shown["state"], shown["run_at"], shown["remaining"], shown["held_by_hand"]) == ("held", None, 7800.0, True)
-    done, refused = (
-        api.post(f"/api/timeouts/{row.pk}/resume_timeout/", {}, format="json") for _ in range(2)
-    )  # fmt: skip
-    assert (done.status_code, done.json()["timeout"]["state"]) == (200, "pending")
-    assert (refused.status_code, refused.json()["refusal"]["code"]) == (409, "not_held")
-
-
 def test_the_status_the_list_and_the_testing_kit(
     row: Timeout, order: Order, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,19 +79,14 @@ def test_the_status_the_list_and_the_testing_kit(
         assert_fired(order, "remind")
 
 
-def test_that_it_is_paused_and_its_deadline(
-    order: Order, admin_client: Client, api: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_that_it_is_paused_and_its_deadline(order: Order, admin_client: Client, api: Any) -> None:
     with at(0):
         row = dq.schedule_timeout(order, "remind", hours=4)
     with at(1):
-        call_command("delayq_pause_timeout", f"--id={row.pk}")
-        assert "1 paused" in capsys.readouterr().out
+        dq.hold_timeout(order, "remind", keep_deadline=True)
         story = dq.explain_timeout(order, "remind")
         assert "It is paused until it is resumed. Its deadline stays" in story.outlook
         assert "paused, its deadline stays" in str(story)
-        call_command("delayq_list", id=[row.pk])
-        assert " paused " in capsys.readouterr().out
         shown = countdown_of(order, "remind")
         assert (shown.is_paused, shown.is_stopped, shown.is_due, shown.seconds_left) == (True, False, False, 3 * 3600)
         page = admin_client.get(reverse("admin:django_delayq_timeout_changelist")).content.decode()
@@ -119,14 +94,5 @@ def test_that_it_is_paused_and_its_deadline(
     answer = api.get(f"/api/timeouts/{row.pk}/").json()
     assert (answer["keeps_deadline"], answer["remaining"], answer["run_at"]) == (True, None, None)
     with at(5):
-        done = api.post(f"/api/timeouts/{row.pk}/resume_timeout/", {"dry_run": True}, format="json").json()
-        assert (done["changed"], done["due_at_once"]) == (True, True)
-        address = reverse("admin:django_delayq_timeout_operate", args=["resume_timeout"])
-        page = admin_client.get(address, {"ids": row.pk}).content.decode()
-        assert "1 timeout will be resumed." in page and "1 is due and fires now." in page
-        call_command("delayq_resume_timeout", f"--id={row.pk}", "--dry-run")
-        assert "1 resumed, 1 of them due at once" in capsys.readouterr().out
         countdown = countdown_of(order, "remind")
         assert (countdown.is_due, countdown.seconds_left) == (False, 0)
-    operations.resume_timeout(row, by="admin:alice")
-    assert [event["what"] for event in Timeout.objects.get().history] == ["paused", "resumed"]

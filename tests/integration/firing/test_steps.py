@@ -6,23 +6,20 @@ import io
 import json
 import logging
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.management import call_command
-from django.db.models import Q
 from django.test import Client
 
 import django_delayq as dq
-from django_delayq import Fired, GiveUp, Retry, Skip, Snooze, WorkingHours
-from django_delayq.firing import settle_expired
+from django_delayq import GiveUp, Retry
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform
 from tests.integration.firing.handlers import ATOMIC_OR_NOT, Log, raising
 from tests.integration.firing.rows import hearing
-from tests.integration.steps.days import ARMED, DAY, Declare, at, days, dunning, note, planned, ran, row_of, sent
+from tests.support.invoices import ARMED, DAY, Declare, at, days, dunning, note, planned, ran, row_of, sent
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -130,64 +127,12 @@ def test_a_retry_of_a_step_does_not_delay_what_follows(declare: Declare) -> None
     assert (ran(), events(order)) == (["friendly"], ["failed", "steps_passed", "step"])
 
 
-OUTCOMES: dict[str, tuple[Any, str]] = {
-    "skip": (Skip("no address"), "step_skipped"),
-    "give up": (GiveUp("no address"), "step_dead"),
-    "snooze": (Snooze(hours=12), "snoozed"),
-    "fired": (Fired("sent by fax"), "step"),
-}
-
-
-@ATOMIC_OR_NOT
-@pytest.mark.parametrize("kind", OUTCOMES)
-@pytest.mark.parametrize("is_raised", [True, False])
-def test_a_step_decides_about_itself_alone(declare: Declare, kind: str, is_raised: bool, atomic: bool) -> None:
-    if is_raised and kind == "fired":
-        pytest.skip("it cannot be raised")
-    (outcome, event), keys = OUTCOMES[kind], list[str]()
-
-    def decide(obj: Any, timeout: Timeout) -> Any:
-        note(obj, timeout)
-        keys.append(timeout.idempotency_key)
-        if is_raised and len(keys) == 1:
-            raise outcome
-        return outcome if len(keys) == 1 else None
-
-    policy = dunning(declare)
-    policy.step(-5 * DAY, atomic=atomic, name="early")(decide)
-    with at(0):
-        order = sent()
-    fire_on(policy, 9)
-    assert (ran(), events(order)) == (["early"] * (not is_raised or not atomic), [event])
-    if kind == "snooze":
-        assert (planned(order), row_of(order).snoozes) == (("early", 9.5, 14), 1)
-        fire_on(policy, 9.5)
-        assert (len(keys), len(set(keys)), row_of(order).snoozes) == (2, 1, 0)
-    else:
-        assert row_of(order).history[-1]["reason"] == outcome.reason
-    assert planned(order) == ("friendly", 11, 14)
-
-
 def test_shadow_mode_calls_no_step_and_settles_with_the_handler(declare: Declare) -> None:
     policy = dunning(declare, shadow=True)
     with at(0):
         order = sent()
     fire_on(policy, 11, 14, 15, 16, 17)
     assert (ran(), events(order), ended(order)) == ([], ["step_shadowed"] * 4, ("skipped", "shadow"))
-
-
-def test_quiet_hours_delay_a_step_and_only_the_newest_runs_in_the_morning(declare: Declare) -> None:
-    office = WorkingHours("UTC", {"mon-sun": ("08:00-18:00",)})
-    policy = declare(Order, note, name="collect", after=14 * DAY, within=office, **ARMED)
-    policy.step(timedelta(hours=-14), name="evening")(note)  # 22:00
-    policy.step(timedelta(hours=-6), name="night")(note)  # 06:00
-    with at(0):
-        order = sent()
-        assert planned(order) == ("evening", round(13 + 20 / 24, 6), 14)  # 08:00
-    fire_on(policy, 13.5)
-    assert ran() == []
-    fire_on(policy, 13 + 21 / 24)
-    assert ran() == ["night"]
 
 
 def test_a_step_that_is_not_declared_any_more_is_passed(policy: Any, order: Order) -> None:
@@ -207,21 +152,6 @@ def test_confirm_is_asked_before_the_handler_and_not_before_a_step(policy: dq.Ti
     assert (ran(), asked) == (ALL, [17])
     assert perform(policy, Order.objects.create(status="unpaid")).state == "fired"
     assert ran() == [*ALL, "handler"]
-
-
-def test_with_hold_when_no_step_runs_while_it_holds(declare: Declare) -> None:
-    policy = dunning(declare, hold_when=Q(note="in talks"))
-    with at(0):
-        order = sent()
-    Order.objects.update(note="in talks")
-    fire_on(policy, 11)
-    assert (row_of(order).state, ran()) == ("held", [])
-    with at(12):
-        order.note = ""
-        order.save()
-    assert planned(order) == ("friendly", 12, 15)
-    fire_on(policy, 12)
-    assert ran() == ["friendly"]
 
 
 # What a step, or another process while it runs, does to its round
@@ -274,28 +204,11 @@ def test_a_payment_or_cancel_while_a_step_runs_is_in_time(declare: Declare, act:
     assert (ran(), ended(order)) == (["early"], ends(atomic)[act])
 
 
-def test_a_step_may_extend_its_own_round(declare: Declare) -> None:
-    _, order = during(declare, lambda obj, policy: dq.extend_timeout(obj, policy, days=7), atomic=True)
-    assert planned(order) == ("friendly", 18, 21)
-
-
 def test_scheduling_again_while_a_step_runs_begins_a_round_that_replaces_it(declare: Declare) -> None:
     policy, order = during(declare, lambda obj, policy: dq.schedule_timeout(obj, policy, days=14))
     old, new = Timeout.objects.filter(policy=policy.label).order_by("id")
     assert (old.state, old.cause, new.state) == ("skipped", "superseded", "pending")
     assert (planned(order), ran()) == (("early", 18, 23), ["early"])
-
-
-def test_an_expired_step_that_returns_late_is_not_called_again(declare: Declare) -> None:
-    def expire(obj: Order, _policy: Any) -> None:
-        with at(9 + timedelta(hours=1) / DAY):
-            settle_expired("default")
-        assert row_of(obj).state == "pending"
-
-    policy, order = during(declare, expire)
-    assert planned(order) == ("friendly", 11, 14)
-    fire_on(policy, 11, 14, 15, 16, 17, 40)
-    assert ran() == ["early", *ALL]
 
 
 def test_the_story_and_the_log_tell_what_became_of_steps(policy: Any, order: Order, caplog: Log) -> None:

@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations
+from django_delayq import PolicyError, Wall, Working, WorkingHours, clock
 from django_delayq.arming.holding import Facts, if_resumed
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.steps.days import ARMED, DAY, T0, Declare, at, days, dunning, note, planned, row_of, sent
+from tests.support.invoices import ARMED, DAY, T0, Declare, at, days, dunning, note, planned, row_of, sent
 from tests.testapp.market import Channel, Purchase
 from tests.testapp.models import Order
 
@@ -118,18 +118,6 @@ def test_a_deadline_that_follows_its_data_takes_the_steps_along(declare: Declare
     assert planned(purchase) == ("half", 4, 8)
 
 
-def test_spans_of_the_object_decide_about_steps_and_grace(declare: Declare) -> None:
-    grace = Working(days=1, calendar=lambda order: WorkingHours("UTC", {"mon-sun": ("09:00-17:00",)}))
-    policy = declare(Order, note, name="collect", after=2 * DAY, grace=grace, **ARMED)
-    policy.step(Wall(days=-1, at="09:00", zone="UTC"), name="morning")(note)
-    with at(0):
-        order = sent()
-        assert planned(order) == ("morning", 0.875, 2)
-        assert days(policy.acts_at(T0 + 2 * DAY, order)) == 3
-        operations.postpone(dq.pending_timeouts(order, policy), by="anna", days=1)
-        assert planned(order) == ("morning", 1.875, 3)
-
-
 @pytest.mark.parametrize(("day", "is_late"), [(13, False), (16.9, False), (17.1, True)])
 def test_a_strict_guard_lets_people_pay_within_the_grace(policy: Any, day: float, is_late: bool) -> None:
     with at(0):
@@ -181,79 +169,40 @@ def test_of_working_hours_it_is_the_fraction_of_open_time(declare: Declare, kind
     assert times == [("at_25", 10 * HOUR), ("at_50", 12 * HOUR), ("at_75", 14 * HOUR), ("", 16 * HOUR)]
 
 
-def test_without_open_time_it_is_the_fraction_of_all_time(declare: Declare) -> None:
-    policy = fractions(declare, HOURS["a constant"])
-    with clock.set_to(moment("sat", 12)):
-        row = dq.schedule_timeout(Order.objects.create(status="x"), policy, hours=10)
-    assert (row.step, row.run_at) == ("at_25", moment("sat", 14.5))
-
-
-def by_hand(order: Order, policy: Any, begin: Any, end: Any) -> None:
-    with clock.set_to(begin):
+def hold(order: Order, policy: Any, begin: float, end: float) -> None:
+    with at(begin):
         dq.hold_timeout(order, policy)
     row = row_of(order)
-    with clock.set_to(end):
+    with at(end):
         outlook = if_resumed(row, Facts([row], "default"))
         dq.resume_timeout(order, policy)
     assert outlook.run_at == row_of(order).run_at
 
 
-def by_policy(order: Order, policy: Any, begin: Any, end: Any) -> None:
-    with clock.set_to(begin):
-        operations.hold(policy, by="anna")
-    with clock.set_to(end):
-        operations.resume(policy, by="anna")
-
-
-def by_condition(order: Order, policy: Any, begin: Any, end: Any) -> None:
-    for now, text in ((begin, "in talks"), (end, "")):
-        with clock.set_to(now):
-            order.note = text
-            order.save()
-
-
-@pytest.mark.parametrize(
-    ("stop", "is_armed"),
-    [(by_hand, True), (by_policy, True), (by_condition, True), (by_hand, False), (by_policy, False)],
-)
-def test_the_time_for_which_the_clock_was_stopped_does_not_count(declare: Declare, stop: Any, is_armed: bool) -> None:
-    policy = fractions(declare, 8 * DAY, **({**ARMED, "hold_when": Q(note="in talks")} if is_armed else {}))
+def test_the_time_for_which_the_clock_was_stopped_does_not_count(declare: Declare) -> None:
+    policy = fractions(declare, 8 * DAY, **ARMED)
     with at(0):
         order = sent()
-        if not is_armed:
-            dq.schedule_timeout(order, policy)
     assert planned(order) == ("at_25", 2, 8)
-    stop(order, policy, T0 + DAY, T0 + 5 * DAY)
+    hold(order, policy, 1, 5)
     assert planned(order) == ("at_25", 6, 12)
     with at(6):
         fire_due(policy, order)
     assert planned(order) == ("at_50", 8, 12)
-    stop(order, policy, T0 + 7 * DAY, T0 + 8 * DAY)
+    hold(order, policy, 7, 8)
     assert planned(order) == ("at_50", 9, 13)
     with at(8):
         dq.extend_timeout(order, policy, days=8)
     assert planned(order) == ("at_50", 13, 21)
 
 
-def test_nor_the_open_time_for_which_it_was_stopped(declare: Declare) -> None:
-    policy = fractions(declare, HOURS["a constant"], **ARMED)
-    with clock.set_to(moment("mon", 9)):
-        order = Order.objects.create(status="unpaid", created_at=moment("mon", 9))
-    by_hand(order, policy, moment("mon", 10), moment("tue", 12))
-    row = row_of(order)
-    assert (row.step, row.run_at, row.due_at) == ("at_25", moment("tue", 13), moment("wed", 11))
-
-
 # Steps with `every=` and without `times=`: they repeat until the handler acts, and each move costs a few datetimes
 
 
 class Counting:
-    """Office hours, and how often they were asked."""
+    """Office hours, and how often they were asked for a datetime."""
 
-    zone = "UTC"
-
-    def __init__(self) -> None:
-        self.asked = 0
+    zone, next_open, nth_day, asked = "UTC", OFFICE.next_open, OFFICE.nth_day, 0
 
     def add(self, start: datetime, seconds: float) -> datetime:
         self.asked += 1
@@ -263,59 +212,27 @@ class Counting:
         self.asked += 1
         return OFFICE.between(a, b)
 
-    def next_open(self, moment: datetime) -> datetime:
-        return OFFICE.next_open(moment)
 
-    def nth_day(self, day: date, n: int) -> date:
-        return OFFICE.nth_day(day, n)
-
-
-def hourly(declare: Declare, every: Any) -> dq.TimeoutPolicy[Any]:
-    """Declare a policy with a step that repeats from 60 days before the deadline on."""
+def test_a_move_computes_a_few_datetimes_however_often_a_step_repeats(declare: Declare) -> None:
+    calendar, asked, order = Counting(), {}, Order.objects.create(status="x")
     policy = declare(Order, note, name="collect")
-    policy.step(-60 * DAY, every=every, name="hourly")(note)
-    return policy
-
-
-def scheduled(policy: dq.TimeoutPolicy[Any], on: float = 0) -> Order:
-    """Schedule a timeout that is due on day 60."""
-    with at(on):
-        order = Order.objects.create(status="x")
+    policy.step(-60 * DAY, every=Working(hours=1, calendar=calendar), name="hourly")(note)
+    with at(0):
         dq.schedule_timeout(order, policy, at=T0 + 60 * DAY)
-    return order
-
-
-@pytest.mark.parametrize("over", [0, 400])
-def test_a_move_computes_a_few_datetimes_however_often_a_step_repeats(declare: Declare, over: int) -> None:
-    calendar, asked = Counting(), {}
-    policy = hourly(declare, Working(hours=1, calendar=calendar))
-    order = scheduled(policy)
-    Timeout.objects.update(step=f"hourly:{over + 1}", steps_over=f"hourly:{over}" * bool(over))
+    Timeout.objects.update(step="hourly:401", steps_over="hourly:400")
     moves: dict[str, Callable[[], object]] = {
         "extend": lambda: dq.extend_timeout(order, policy, days=1),
-        "postpone": lambda: operations.postpone(dq.pending_timeouts(order, policy), by="anna", days=1),
         "hold": lambda: dq.hold_timeout(order, policy),
         "resume": lambda: dq.resume_timeout(order, policy),
         "fire": lambda: fire_due(policy, order),
-        "schedule late": lambda: scheduled(policy, on=50),
+        "schedule late": lambda: dq.schedule_timeout(Order.objects.create(), policy, at=T0 + 60 * DAY),
     }
     for name, move in moves.items():
         calendar.asked = 0
-        with at(50 if name == "fire" else 1):
+        with at(50 if name in {"fire", "schedule late"} else 1):
             move()
         asked[name] = calendar.asked
     assert {name: count for name, count in asked.items() if count > 50} == {}
-
-
-def test_a_step_returns_its_function_and_is_named_after_it(declare: Declare) -> None:
-    policy = declare(Order, name="collect", after=DAY, **ARMED)
-
-    def remind(obj: Any, timeout: Any) -> None:
-        """Remind."""
-
-    assert policy.step(-timedelta(hours=1))(remind) is remind
-    assert [(step.name, step.handler, step.atomic) for step in policy.steps] == [("remind", remind, True)]
-    assert policy.has_plan
 
 
 WRONG: list[tuple[dict[str, Any], Any, str]] = [

@@ -1,4 +1,4 @@
-"""What tests of deadlines and conditions that are data share: a channel, its purchases, and a stopped clock."""
+"""Purchases of a channel, and a clock that is stopped at noon: for deadlines and conditions that are data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def noon() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def channel() -> Channel:
+@pytest.fixture(name="channel")
+def its_channel() -> Channel:
     return Channel.objects.create(merchant=Merchant.objects.create(), pay_within=30 * MINUTE)
 
 

@@ -20,8 +20,12 @@ import django_delayq as dq
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from tests.integration.data.conftest import MINUTE, at
 from tests.support.examples import examples
+from tests.support.purchases import (
+    MINUTE,
+    at,
+    noon,  # noqa: F401 - a fixture
+)
 from tests.testapp.market import Channel, Label, Merchant, Payment, Purchase, Remark
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]

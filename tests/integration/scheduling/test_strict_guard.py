@@ -11,7 +11,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, due
+from tests.support.purchases import MINUTE, UNPAID, Declare, at, due, its_channel, noon  # noqa: F401 - fixtures
 from tests.testapp.market import Channel, Purchase
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,27 +60,3 @@ def test_the_strict_guard_and_the_worker_agree_before_the_sync_has_passed(
     with clock.set_to(at(91)):
         assert not is_in_time(Purchase.objects.order_by("pk")[1])
     assert Timeout.objects.filter(object_id=last.pk, state="pending").count() == (after <= 35)
-
-
-def test_beside_an_outdated_deadline_one_with_a_key_fires(channel: Channel, declare: Declare) -> None:
-    """In one transaction, with `together`: neither hides the other."""
-    policy = declare(Purchase, name="terms", after="channel__pay_within", together=10, **UNPAID)
-    purchase = Purchase.objects.create(created_at=at(), channel=channel)
-    keyed = dq.schedule_timeout(purchase, policy, key="call", minutes=32)
-    Channel._base_manager.update(pay_within=90 * MINUTE)
-    with clock.set_to(at(35)):
-        assert [row.pk for row in fire_due(policy, purchase).fired] == [keyed.pk]
-    assert due(purchase) == [90]
-
-
-@pytest.mark.parametrize(("terms", "in_time"), [(None, True), (90 * MINUTE, False)])
-def test_a_deadline_set_by_hand_and_an_object_that_is_exempt_now_are_read_as_the_worker_does(
-    channel: Channel, declare: Declare, terms: object, in_time: bool
-) -> None:
-    declare(Purchase, name="terms", after="channel__pay_within", **UNPAID)
-    purchase = Purchase.objects.create(created_at=at(), channel=channel)
-    if not in_time:
-        dq.reschedule_timeout(purchase, "terms", minutes=20)
-    Channel._base_manager.update(pay_within=terms)
-    with clock.set_to(at(35)):
-        assert is_in_time(purchase) is in_time

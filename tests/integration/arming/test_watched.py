@@ -13,12 +13,11 @@ from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.test.utils import CaptureQueriesContext
 
-import django_delayq as dq
 from django_delayq.arming.sync import sync_policy
 from django_delayq.arming.watched import MOST
 from django_delayq.checks import check_bulk_writes, check_policies
 from django_delayq.models import PolicySync, Timeout
-from tests.integration.data.conftest import MINUTE, UNPAID, Declare, at, bought, due
+from tests.support.purchases import MINUTE, UNPAID, Declare, at, bought, due, its_channel, noon  # noqa: F401 - fixtures
 from tests.testapp.market import Channel, Label, Merchant, Offer, Payment, Purchase, Refund, Remark
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -28,23 +27,6 @@ NOT_PAID = ~Q(payments__status="captured")
 @pytest.fixture
 def unpaid(declare: Declare) -> Any:
     return declare(Purchase, name="pay", after=30 * MINUTE, since="created_at", when=NOT_PAID)
-
-
-def test_a_round_that_ended_long_before_does_not_come_back_with_others(declare: Declare, channel: Channel) -> None:
-    """A shop closes and opens again. One object needs no timeout of this policy any more, but one of another."""
-    is_open = {"channel__merchant__is_open": True}
-    declare(Purchase, name="pay", after=20 * MINUTE, since="created_at", when=Q(**is_open))
-    declare(Purchase, name="remind", after=MINUTE, since="channel__opens_at", when=Q(labels__is_urgent=True, **is_open))
-    Channel.objects.filter(pk=channel.pk).update(opens_at=at(90))
-    urgent, settled = (bought(channel=channel) for _ in range(2))
-    for each in (urgent, settled):
-        each.labels.add(Label.objects.create(is_urgent=True))
-    assert due(urgent) == due(settled) == [20, 91]
-    settled.labels.clear()
-    merchant: Any = channel.merchant
-    for merchant.is_open, expected in ((False, ([], [])), (True, ([20, 91], [20]))):
-        merchant.save()
-        assert (due(urgent), due(settled)) == expected
 
 
 @pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite locks no rows")
@@ -245,31 +227,6 @@ def test_generic_relations_are_watched(armed: Any) -> None:
         assert ("remark" in armed(purchase)) is is_armed
     remark.delete()
     assert "remark" not in armed(purchase)
-
-
-def test_the_terms_and_the_start_of_a_channel_move_its_deadlines(declare: Declare, channel: Channel) -> None:
-    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
-    declare(Purchase, name="remind", after=-10 * MINUTE, since="channel__opens_at", when=Q(status="unpaid"))
-    first, second = bought(channel=channel), bought(channel=channel)
-    other = bought(channel=Channel.objects.create(pay_within=5 * MINUTE))
-    dq.reschedule_timeout(second, "pay", minutes=50)
-    channel.pay_within = 45 * MINUTE
-    channel.save()
-    assert [due(each) for each in (first, second, other)] == [[45], [50], [5]]
-    Channel.objects.filter(pk=channel.pk).update(pay_within=20 * MINUTE)
-    assert [due(each) for each in (first, second, other)] == [[20], [50], [5]]
-    for minutes in (60, 90):
-        channel.opens_at = at(minutes)
-        channel.save(update_fields=["opens_at"])
-        assert due(first) == [20, minutes - 10]
-    first.channel = other.channel
-    first.save()
-    assert due(first) == [5]
-    with CaptureQueriesContext(connection) as queries:
-        channel.hours = 3
-        channel.save(update_fields=["hours"])
-        Channel.objects.update(hours=4)
-    assert len(queries) == 2
 
 
 def test_what_cannot_be_watched_and_bulk_writes_that_are_not_noticed_are_named_by_checks(declare: Declare) -> None:

@@ -12,7 +12,16 @@ from django_delayq import operations
 from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.held.times import HOUR, T0, at, save, seen, update_and_sync, update_and_wait
+from tests.support.hours import (
+    HOUR,
+    T0,
+    at,
+    save,
+    seen,
+    talking,  # noqa: F401 - a fixture
+    update_and_sync,
+    update_and_wait,
+)
 from tests.testapp.models import Order
 
 pytestmark = [

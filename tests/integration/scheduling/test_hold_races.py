@@ -17,7 +17,7 @@ from django.db.models import Q
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.sql.now import database_now
-from tests.integration.held.times import HOUR, Declare
+from tests.support.hours import HOUR, Declare
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, needs_more_connections
 from tests.testapp.models import Effect, Order
