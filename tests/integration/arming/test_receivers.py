@@ -1,30 +1,33 @@
-"""`ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does."""
+"""What models send: saves of late proxies, deletions, and bulk writes, which arm as saving does."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.core.checks import run_checks
+from django.apps import apps
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Exists, F, Q, QuerySet
+from django.db.migrations.state import ProjectState
+from django.db.models import Exists, Q, QuerySet
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
 
-from django_delayq import ArmingManager, ArmingQuerySet, TimeoutPolicy, get_deadline
+from django_delayq import ArmingManager, ArmingQuerySet, get_deadline
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import M
 from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
+from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.support.seen import sql_of
-from tests.testapp.models import Customer, Effect, ExpressOrder, ManagedNotHidden, Order, Parcel, Voucher
+from tests.support.typed import Declare
+from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
-pytestmark = [pytest.mark.dialect, pytest.mark.django_db]
-Declare = Callable[..., TimeoutPolicy[Any]]
+pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HALF_AN_HOUR = timedelta(minutes=30)
+LEDGER = Timeout._meta.db_table
 
 
 @pytest.fixture
@@ -51,8 +54,99 @@ def orders() -> ArmingQuerySet[Order]:
     return rows_of(Order)
 
 
+def ends() -> list[tuple[str, str]]:
+    return list(Timeout.objects.order_by("id").values_list("state", "cause"))
+
+
 def pending() -> int:
     return Timeout.objects.pending().count()
+
+
+@pytest.fixture
+def make_proxy() -> Iterator[Callable[..., Any]]:
+    """Make a proxy of a model after the policies are declared, as in an `admin.py`; the end of the test removes it."""
+    made: list[Any] = []
+
+    def do(base: Any) -> Any:
+        meta = type("Meta", (), {"app_label": "testapp", "proxy": True})
+        made.append(type("LateOrder", (base,), {"__module__": __name__, "Meta": meta}))
+        return made[-1]
+
+    yield do
+    for model in made:
+        for signal in (pre_save, post_save, pre_delete, post_delete):
+            for receiver in ("arm_saved", "lock_parents_first", "note_deletion", "cancel_deleted"):
+                signal.disconnect(sender=model, dispatch_uid=f"django_delayq.{receiver}")
+        del apps.all_models["testapp"][model._meta.model_name]
+    apps.clear_cache()
+
+
+@pytest.mark.parametrize("base", [Order, OrderProxy])
+def test_a_proxy_that_is_loaded_after_the_policies_arms_and_cancels(
+    make_proxy: Callable[..., Any], base: Any, now: datetime
+) -> None:
+    late = make_proxy(base)
+    order, other = (late.objects.create(created_at=now) for _ in range(2))
+    assert pending() == 2
+    order.status = "paid"
+    order.save()
+    late.objects.filter(pk=other.pk).delete()
+    assert ends() == [("cancelled", "condition"), ("cancelled", "gone")]
+
+
+def test_models_of_migrations_arm_nothing_and_are_not_listened_to(now: datetime) -> None:
+    state = ProjectState.from_apps(apps)
+    proxy = state.apps.get_model("testapp", "OrderProxy")
+    for model in (state.apps.get_model("testapp", "Order"), proxy):
+        model.objects.create(created_at=now)
+    assert pending() == 0
+    assert not post_save.has_listeners(proxy)
+
+
+def test_deleting_many_cancels_them_in_few_queries(placed: list[Order]) -> None:
+    orders().bulk_create([Order(created_at=placed[0].created_at) for _ in range(25)])
+    sent = sql_of(lambda: Order.objects.all().delete())
+    assert ends() == [("cancelled", "gone")] * 30
+    assert len([sql for sql in sent if LEDGER in sql]) <= 4
+
+
+def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first_deletion(placed: list[Order]) -> None:
+    def delete_next(instance: Order, **_: Any) -> None:
+        if instance.pk == placed[0].pk:
+            Order.objects.get(pk=placed[1].pk).delete()
+
+    pre_delete.connect(delete_next, Order)
+    try:
+        Order.objects.get(pk=placed[0].pk).delete()
+    finally:
+        pre_delete.disconnect(delete_next, Order)
+    assert sorted(ends()) == [*[("cancelled", "gone")] * 2, *[("pending", "")] * 3]
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_row_that_is_deleted_while_a_save_is_being_armed_is_left_alone(
+    declare: Declare, now: datetime, is_pending: bool
+) -> None:
+    """Outside a transaction the save is committed, and another one may delete the row at any time."""
+    policy = declare(Order, name="called", since=lambda order: order.created_at, after=HALF_AN_HOUR, when=Q())
+    order = Order.objects.create(created_at=now)
+    if not is_pending:
+        Timeout.objects.all().delete()
+    Order.objects.update(created_at=now + timedelta(hours=1))
+    deletions: Iterator[Any] = iter([Order.objects.filter(pk=order.pk)])
+
+    def delete_after_the_state_is_read(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        if sql.startswith("SELECT") and LEDGER in sql and (rows := next(deletions, None)) is not None:
+            rows._raw_delete("default")
+        return done
+
+    with connection.execute_wrapper(delete_after_the_state_is_read):
+        order.save()
+    assert Timeout.objects.pending().filter(policy=policy.label).count() == is_pending
+
+
+# `ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does.
 
 
 def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
@@ -62,7 +156,6 @@ def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
     assert orders().bulk_create([]) == []
 
 
-@pytest.mark.django_db(transaction=True)
 def test_rows_whose_policy_raises_are_not_written(declare: Declare, now: datetime) -> None:
     def since(order: Order) -> datetime:
         if order.note == "wrong":
@@ -97,29 +190,6 @@ def test_a_condition_that_reads_what_the_update_changes_is_evaluated_once(
     assert pending() == 0
 
 
-def test_expressions_and_annotations_work_as_in_django(placed: list[Order], now: datetime) -> None:
-    rows = orders().filter(pk=placed[0].pk).annotate(later=F("created_at") + timedelta(hours=1))
-    assert rows.update(created_at=F("later")) == 1
-    assert get_deadline(placed[0], "cancel_unpaid") == now + timedelta(hours=1) + HALF_AN_HOUR
-    with pytest.raises(TypeError, match="slice"):
-        orders()[:2].update(status="paid")
-    found = orders()
-    assert len(found) == 5
-    found.filter(pk=placed[1].pk).update(status="paid")
-    found.update(status="paid")
-    assert {order.status for order in found} == {"paid"}, "its cache is not outdated"
-
-
-def test_other_columns_and_models_without_policies_cost_nothing(placed: list[Order]) -> None:
-    effects = rows_of(Effect)
-    for write in (
-        lambda: orders().update(note="seen"),
-        lambda: effects.update(what="done"),
-        lambda: effects.bulk_create([Effect(what="x", object_id="1")]),
-    ):
-        assert len([sql for sql in sql_of(write) if "SAVEPOINT" not in sql]) == 1
-
-
 def test_bulk_update_and_the_async_methods_arm(placed: list[Order], now: datetime) -> None:
     for order in placed[:2]:
         order.created_at = now + timedelta(hours=1)
@@ -140,16 +210,6 @@ def test_bulk_update_and_the_async_methods_arm(placed: list[Order], now: datetim
     child = ExpressOrder.objects.create(created_at=now)
     rows_of(ExpressOrder).filter(courier="").update(status="paid", courier="Ann")
     assert_cancelled(child, "cancel_unpaid")  # by a column of its parent
-
-
-def test_a_row_that_the_update_hides_is_cancelled(declare: Declare, now: datetime) -> None:
-    declare(ManagedNotHidden, name="hidden", since="begun_at", after=HALF_AN_HOUR, when=Q(amount__lt=5))
-    owner = Customer.objects.create(vip=True)
-    row = ManagedNotHidden.objects.create(begun_at=now, amount=1, owner=owner)
-    assert_scheduled(row, "hidden")
-    rows_of(ManagedNotHidden).update(amount=2)
-    assert not ManagedNotHidden.objects.exists()
-    assert_not_scheduled(row, "hidden")
 
 
 def test_with_ignored_conflicts_the_keys_must_be_known(now: datetime) -> None:
@@ -189,28 +249,14 @@ def test_an_error_of_the_database_passes_and_arms_nothing(now: datetime) -> None
     assert pending() == 0
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="its transaction locks the whole database")
+@needs_row_locks
 def test_a_row_that_stops_matching_while_it_is_waited_for_is_not_updated(placed: list[Order]) -> None:
     results: list[int] = []
-    is_locking = threading.Event()
-
-    def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-        if "FOR " in sql:
-            is_locking.set()
-        return execute(sql, *arguments)
-
-    def cancel() -> None:
-        with connection.execute_wrapper(note):
-            results.append(orders().filter(status="unpaid").update(status="cancelled"))
-        connection.close()
-
     with transaction.atomic():
         Order.objects.filter(pk=placed[2].pk).update(status="paid")
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        assert is_locking.wait(20), "it has read the keys"
-    thread.join(20)
+        session = Session(lambda: results.append(orders().filter(status="unpaid").update(status="cancelled")))
+        session.wait_until_it_waits()  # it has read the keys
+    session.end()
     placed[2].refresh_from_db()
     assert (results, placed[2].status) == ([4], "paid")
     assert_cancelled(placed[2], "cancel_unpaid")
@@ -232,16 +278,3 @@ def test_a_manager_has_the_methods_of_a_queryset_that_arms_and_of_no_other(now: 
     assert_cancelled(order, "cancel_unpaid")
     with pytest.raises(TypeError, match="QuerySet must derive from ArmingQuerySet"):
         ArmingManager.from_queryset(QuerySet)
-
-
-def test_a_check_names_models_whose_default_manager_does_not_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found() -> str:
-        checked = run_checks(tags=["django_delayq"], include_deployment_checks=True)
-        return " ".join(each.msg for each in checked if each.id == "django_delayq.I002")
-
-    assert "testapp.Order, testapp.Parcel, testapp.Voucher" in found()
-    manager: ArmingManager[Order] = ArmingManager()
-    manager.model = Order
-    monkeypatch.setattr(Order._meta, "default_manager", manager)
-    assert "testapp.Order" not in found()
-    assert "testapp.Parcel" in found()
