@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -62,14 +61,6 @@ def test_the_status_says_how_things_stand(do: Do) -> None:
     assert "oldest    nothing due that may fire\n" in out
     seen = json.loads(do("delayq_status", "--json").out)
     assert (seen["pending"]["value"], seen["redis"]["is_configured"], len(seen["workers"])) == (2, False, 1)
-
-
-def test_the_status_names_the_policy_with_the_highest_lag(do: Do) -> None:
-    now = timezone.now()
-    for name, minutes in (("linger", 1), ("remind", 5)):
-        due_at = now - timedelta(minutes=minutes)
-        as_if(pending(Order.objects.create(), name), "fired", "due", due_at=due_at, run_at=due_at, settled_at=now)
-    assert f"lag       p50 5 min, p99 5 min (the highest; p99 is that of {REMIND})\n" in do("delayq_status").out
 
 
 @without_redis
@@ -136,62 +127,31 @@ def test_the_name_of_the_installation_is_shown(do: Do, settings: Any) -> None:
     assert "belongs   to the installation 'production'\n" in do("delayq_status").out
 
 
-@pytest.fixture
-def pauses(monkeypatch: Patch) -> Callable[[int], list[float]]:
-    """`pauses(3)`: the pauses of `--watch`, which an operator ends in that one."""
-    slept: list[float] = []
-
-    def at_most(count: int) -> list[float]:
-        def sleep(seconds: float) -> None:
-            slept.append(seconds)
-            if len(slept) == count:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
-        return slept
-
-    return at_most
-
-
-@without_redis
-def test_the_watched_status_is_drawn_in_one_place_until_it_is_interrupted(
-    do: Do, pauses: Callable[[int], list[float]], monkeypatch: Patch
-) -> None:
-    slept = pauses(3)
-    assert do("delayq_status", "--watch").out.count("by the clock of database") == 3
-    assert slept == [2.0] * 3
-    slept.clear()
-    monkeypatch.setenv("LINES", "24")
-    out, _ = on_terminal("delayq_status", "--watch")
-    lines = out.partition("\x1b[J")[0].count("\n")
-    assert (out.count("by the clock of database"), out.count(f"\x1b[{lines}F")) == (3, 2)
-
-
-def on_terminal(*arguments: str) -> tuple[str, str]:
-    call_command(*arguments, stdout=(out := Terminal()), stderr=(err := Terminal()))
-    return out.getvalue(), err.getvalue()
-
-
 @without_redis
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_the_watched_status_outlives_its_database(
-    pauses: Callable[[int], list[float]], monkeypatch: Patch, options: list[str]
-) -> None:
-    slept = pauses(3)
+def test_the_watched_status_outlives_its_database(monkeypatch: Patch, options: list[str]) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
 
     def answer() -> Snapshot:
         if len(slept) == 1:
             raise OperationalError("server closed the connection\nunexpectedly")
         return overview()
 
+    monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
     monkeypatch.setattr(delayq_status, "overview", answer)
     monkeypatch.setenv("LINES", "24")
-    out, err = on_terminal("delayq_status", "--watch", *options)
+    call_command("delayq_status", "--watch", *options, stdout=(out := Terminal()), stderr=(err := Terminal()))
     away = "The database does not answer, trying again every 2 s, until Ctrl-C: server closed the connection"
     away += " unexpectedly"
+    assert slept == [2.0] * 3
     if options:
-        assert (out.count('"database": "default"'), err) == (2, f"{away}\n")
+        assert (out.getvalue().count('"database": "default"'), err.getvalue()) == (2, f"{away}\n")
     else:
-        frames = out.split("\x1b[?7l")[1:]
+        frames = out.getvalue().split("\x1b[?7l")[1:]
         assert [away in frame for frame in frames] == [False, True, False]
         assert all("by the clock of database" in frame for frame in frames), "the last figures remain"
