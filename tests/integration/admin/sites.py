@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -57,17 +57,6 @@ class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg
     pass
 
 
-class AdminWithoutDeletion(admin.ModelAdmin):  # type: ignore[type-arg]
-    """As other apps and projects wrote it before Django 6.1, which passes where the actions are shown."""
-
-    def get_actions(self, request: Any) -> Any:
-        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
-
-
-class OldAdmin(TimeoutAdminMixin, AdminWithoutDeletion):
-    pass
-
-
 class PaymentInline(admin.TabularInline):  # type: ignore[type-arg]
     model = Payment
     extra = 0
@@ -86,23 +75,7 @@ class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-a
     fields = ("name",)
 
 
-class QuietFilter(admin.SimpleListFilter):
-    title, parameter_name = "quiet", "quiet"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("yes", "yes")]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(reason="") if self.value() else queryset
-
-
-class FilteredTimeoutAdmin(TimeoutAdmin):
-    list_filter: ClassVar[Any] = (*TimeoutAdmin.list_filter, QuietFilter, "cause")
-
-
-site, plain, elsewhere, only_policies, filtered = (
-    admin.AdminSite(name=name) for name in ("admin", "plain", "elsewhere", "policies", "filtered")
-)
+site, plain, elsewhere = (admin.AdminSite(name=name) for name in ("admin", "plain", "elsewhere"))
 site.register(Timeout, TenantsTimeoutAdmin)
 site.register(PolicyControl, PolicyControlAdmin)
 site.register(PolicyChange, PolicyChangeAdmin)
@@ -115,7 +88,4 @@ for model, shown in ((Purchase, PurchaseAdmin), (Payment, PaymentAdmin), (Mercha
     site.register(model, shown)
 elsewhere.register(Timeout, TimeoutAdmin)
 elsewhere.register(Order, OrderAdmin)
-elsewhere.register(Parcel, OldAdmin)
-only_policies.register(PolicyControl, PolicyControlAdmin)
-filtered.register(Timeout, FilteredTimeoutAdmin)
-urlpatterns = [path(f"{each.name}/", each.urls) for each in (site, plain, elsewhere, only_policies, filtered)]
+urlpatterns = [path(f"{each.name}/", each.urls) for each in (site, plain, elsewhere)]

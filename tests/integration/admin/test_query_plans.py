@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from django_delayq.admin import changelist, filters, mixins
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import with_keys
 from django_delayq.models import Timeout
 from tests.support.plans import SORTING, ledger_of, plan_of, planned_row
 from tests.support.typed import Patch
@@ -118,12 +117,3 @@ def test_failing_rows_are_read_policy_by_policy_through_their_own_index(db: None
     for query in captured:
         plan = plan_of(query["sql"])
         assert "delayq_failing" in plan and not any(word in plan for word in SORTING), plan
-
-
-def test_errors_are_read_of_the_rows_of_the_window_alone(db: None) -> None:
-    window = changelist.read_window(filters.scans({"due": "dead"}, ledger_rows())[-1])
-    rows = with_keys(ledger_rows(), window.ids[:9]).filter(filters.condition("error", "ValueError"))
-    with CaptureQueriesContext(connection) as captured:
-        assert not rows.exists()
-    key = {"sqlite": "INTEGER PRIMARY KEY", "mysql": "PRIMARY", "postgresql": "django_delayq_timeout_pkey"}
-    assert key[connection.vendor] in (plan := plan_of(captured[0]["sql"])) and "SCAN django_delayq" not in plan, plan

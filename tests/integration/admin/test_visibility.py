@@ -11,12 +11,11 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.models import PolicyChange, Timeout
+from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from tests.integration.admin.conftest import Staff, listed, queries, source, words
+from tests.integration.admin.conftest import Staff, queries, source, words
 from tests.integration.admin.places import DETAIL, LIST, OPERATION
 from tests.integration.admin.sites import HIDDEN
 from tests.support.typed import Declare, Patch
@@ -49,17 +48,11 @@ def test_rows_that_the_project_or_an_inline_hides_are_on_no_page_of_their_object
         assert HIDDEN not in source(admin_client, address)
     # Without an admin for timeouts, the project hides none.
     assert rows_of_inline(admin_client, of_order.replace("/admin/", "/plain/")) == [hidden.pk, seen.pk]
+    orders = reverse("admin:testapp_order_changelist")
+    (shown,) = admin_client.get(orders).context["cl"].result_list
+    assert (shown.delayq_next_due, shown.delayq_next_policy) == (seen.due_at, seen.policy)
     dq.schedule_timeout(order, "noted", hours=1, key="secret")
     assert rows_of_inline(admin_client, of_customer) == [seen.pk], "an inline of the project may hide more"
-
-
-def test_the_column_and_the_filter_of_the_mixin_leave_hidden_rows_out(admin_client: Client, order: Order) -> None:
-    dq.schedule_timeout(order, "remind", hours=1, reason=HIDDEN)
-    address = reverse("admin:testapp_order_changelist")
-    shown = admin_client.get(address).context["cl"]
-    assert [each.delayq_next_due for each in shown.result_list] == [None]
-    assert not listed(admin_client, f"{address}?timeouts=waiting")
-    assert listed(admin_client, f"{address.replace('/admin/', '/plain/')}?timeouts=waiting")
 
 
 def test_a_look_up_that_no_filter_has_is_not_answered(admin_client: Client, order: Order) -> None:
@@ -67,30 +60,14 @@ def test_a_look_up_that_no_filter_has_is_not_answered(admin_client: Client, orde
     Timeout.objects.filter(pk=row.pk).update(reason="aaaaaaaaaaaaaaaaaaaaaa!")
     for query in (
         *("payload__contains=secret", "payload__card=4111", "history__icontains=x", "idempotency_key__startswith=a"),
-        *("reason__regex=(a%2B)%2B%24", "id__in=x", "object_id__regex=[", "due_at__week_day=x", "due_at__isnull=1"),
-        *("due_at__gt=2020-01-01", "attempts__gte=99999999999999999999999", "content_type__model=order", "slot=x"),
-        *("content_type__app_label__regex=(a%2B)%2B%24", "nosuchfield=1"),
+        *("reason__regex=(a%2B)%2B%24", "id__in=x", "due_at__week_day=x", "due_at__gt=2020-01-01", "nosuchfield=1"),
     ):
         answer = admin_client.get(f"{reverse(LIST)}?{query}")
         assert answer.status_code in {302, 400}, query
         assert answer.status_code == 400 or answer.headers["Location"].endswith("?e=1"), query
-
-
-def test_the_list_of_changes_answers_no_look_up_that_no_filter_has(admin_client: Client) -> None:
-    now = timezone.now()
-    PolicyChange.objects.create(policy="x", what="paused", at=now, touched_at=now, by="a" * 40)
-    address = reverse("admin:django_delayq_policychange_changelist")
-    for query in ("details__icontains=x", "by__regex=(a%2B)%2B%24", "place=1", "moved__gt=x"):
-        assert admin_client.get(f"{address}?{query}").headers["Location"].endswith("?e=1")
-    assert len(listed(admin_client, f"{address}?what__exact=paused")) == 1
-
-
-def test_filters_of_the_list_of_a_project_and_its_dates_are_answered(admin_client: Client, order: Order) -> None:
-    row = dq.schedule_timeout(order, "noted", hours=1)
-    address = reverse("filtered:django_delayq_timeout_changelist")
-    for query in ("quiet=yes", "cause__exact=", f"due_at__year={row.due_at.year}", "state__exact=pending&quiet=yes"):
-        assert listed(admin_client, f"{address}?{query}") == [row.pk], query
-    assert admin_client.get(f"{address}?cause__startswith=d").status_code == 302
+    changes = reverse("admin:django_delayq_policychange_changelist")
+    for query in ("details__icontains=x", "by__regex=(a%2B)%2B%24", "place=1"):
+        assert admin_client.get(f"{changes}?{query}").headers["Location"].endswith("?e=1")
 
 
 def read(client: Client, address: str, *query: Any) -> str:
@@ -122,13 +99,10 @@ def test_each_page_on_which_people_decide_names_the_object_and_its_owner(admin_c
 
 def test_only_who_may_view_the_model_sees_the_name(order: Order, staff: Staff) -> None:
     row = dq.schedule_timeout(order, "noted", hours=1)
+    of_order = f"{reverse(LIST)}?object=testapp.order:{order.pk}"
     for codenames, is_named in (((), False), (("view_customer",), False), (("view_order",), True)):
         client = staff("view_timeout", *codenames)
-        for address in (
-            reverse(LIST),
-            reverse(DETAIL, args=[row.pk]),
-            f"{reverse(LIST)}?object=testapp.order:{order.pk}",
-        ):
+        for address in (reverse(LIST), reverse(DETAIL, args=[row.pk]), of_order):
             shown = words(client.get(address))
             assert ("A-2026-0050" in shown) is is_named, (codenames, address)
             assert is_named or f"order {order.pk}" in shown
@@ -146,25 +120,8 @@ def test_a_path_over_a_relation_names_only_for_who_may_view_both_models(declare:
     assert names([row]) == named
 
 
-def test_without_a_search_str_names_it_and_without_that_its_key(monkeypatch: Patch) -> None:
-    first, second = (dq.schedule_timeout(Order.objects.create(note=note), "remind", hours=1) for note in ("x", "y"))
-    with CaptureQueriesContext(connection) as captured:
-        assert names([first, second]) == {}, "order 1 is shorter than Order object (1)"
-    assert not [query for query in captured if "testapp_order" in query["sql"]]
-    monkeypatch.setattr(Order, "__str__", lambda self: f" {self.note} \n of {self.status} " * 50)
-    assert names([first, second])[first.object_id].startswith("x of unpaid x of unpaid")
-    assert len(names([first])[first.object_id]) == selection.MAX_NAME
-
-
 @pytest.mark.parametrize(
-    "fails",
-    [
-        lambda self: self.customer.name,
-        lambda self: 5,
-        lambda self: Customer.objects.get(pk=1).name,
-        lambda self: "",
-        lambda self: 1 / 0,
-    ],
+    "fails", [lambda self: 5, lambda self: Customer.objects.get(pk=1).name, lambda self: "", lambda self: 1 / 0]
 )
 def test_an_str_that_fails_falls_back_to_the_key(admin_client: Client, monkeypatch: Patch, fails: Any) -> None:
     monkeypatch.setattr(Order, "__str__", fails)

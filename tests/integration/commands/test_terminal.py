@@ -25,7 +25,7 @@ from django_delayq.operations import hold
 from tests.integration.commands.conftest import REMIND, UNPAID, Do, Terminal
 from tests.integration.operations.conftest import as_if, dead, pending
 from tests.support.typed import Declare, Patch
-from tests.testapp.models import Order, Parcel
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_delayq" and name != "delayq_worker")
@@ -49,27 +49,6 @@ def test_reports_are_coloured_if_that_is_wanted(do: Do, capsys: pytest.CaptureFi
         assert (f"{RED}ERROR   \x1b[0mworkers: No worker" in out, f"{GREEN}ok" in out) == (is_coloured, is_coloured)
 
 
-@pytest.mark.usefixtures("without_redis")
-def test_every_report_fits_eighty_columns(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    parcel = Parcel.objects.create(sent_at=timezone.now())
-    as_if(parcel.timeouts.get(), "dead", "retries", reason="ConnectionError: the courier did not answer", attempts=10)
-    pending(Order.objects.create(), "linger")
-    explained = ["delayq_explain", "--id", str(parcel.timeouts.get().pk)]
-    found = {}
-    for arguments in (["delayq_policies"], ["delayq_status"], explained, ["delayq_list", "--state", "dead"]):
-        call_command(*arguments, stdout=(out := Terminal()))
-        found[arguments[0]] = out.getvalue()
-    words = found["delayq_list"].replace("\n", " ").split()
-    assert "".join(str(parcel.pk).split("-")[-1:]) in words and "courier" in words
-    Timeout.objects.filter(pk=dead(Order.objects.create()).pk).update(policy="testapp.order.forgotten")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    with pytest.raises(SystemExit):
-        call_command("delayq_doctor", "--no-color")
-    found["delayq_doctor"] = capsys.readouterr().out
-    assert "delayq_retire" in found["delayq_doctor"]
-    widths = {name: max(map(len, out.splitlines())) for name, out in found.items()}
-    assert {name: width for name, width in widths.items() if width > 80} == {}
 
 
 def test_progress_is_erased_is_not_an_error_and_counts_all_pages(monkeypatch: Patch) -> None:

@@ -11,9 +11,8 @@ import pytest
 from django.utils import translation
 from rest_framework.test import APIClient
 
-from django_delayq.models import Timeout
 from tests.integration.rest.conftest import ClientWith, Schedule, ready_for, url
-from tests.integration.rest.places import LIST, POLICY, POLICY_VERBS, STATUS, VERBS
+from tests.integration.rest.places import POLICY, POLICY_VERBS, VERBS
 
 pytestmark = pytest.mark.django_db
 
@@ -57,23 +56,6 @@ def test_the_form_of_an_action_has_fields_and_data_that_it_accepts(
     assert operator.options(address).status_code == 200
     answer = operator.post(address, raw_data(shown), format="json")
     assert answer.status_code == (409 if verb == "shadow" else 200), answer.data
-
-
-def test_a_form_that_was_not_filled_in_changes_what_it_shows(operator: APIClient, schedule: Schedule) -> None:
-    row = schedule()
-    empty = {"reason": "", "weeks": "", "days": "", "hours": "2", "minutes": "", "seconds": "", "at": ""}
-    assert operator.post(url(row, "postpone"), empty, format="multipart").status_code == 200
-    assert Timeout.objects.get().due_at > row.due_at
-    operator.post(f"{POLICY}hold/", format="json")
-    assert 'name="shift" value="true" checked' in re.sub(r"\s+", " ", page(operator, f"{POLICY}resume/"))
-
-
-@pytest.mark.parametrize("address", [LIST, f"{LIST}{{pk}}/", "/api/policies/", POLICY, STATUS])
-def test_pages_that_only_read_have_no_form(operator: APIClient, schedule: Schedule, address: str) -> None:
-    address = address.format(pk=schedule(payload={"a": "<script>alert(1)</script>"}).pk)
-    shown = page(operator, address)
-    assert 'method="POST"' not in shown and "<script>alert" not in shown
-    assert operator.options(address).status_code == 200
 
 
 def test_numbers_in_forms_are_written_as_the_browser_reads_them(operator: APIClient, schedule: Schedule) -> None:

@@ -92,11 +92,3 @@ def test_few_rows_among_many_are_found_by_their_policies() -> None:
             assert not any(name in plan for name in ("delayq_settled", "delayq_unsettled", "Seq Scan")), plan
     labels = search.labels_in(Timeout.objects.using("default"))
     assert "delayq_failing" in (plan := Timeout.objects.of_labels(labels).failing()[:501].explain()), plan
-
-
-@pytest.mark.django_db
-@pytest.mark.usefixtures("rows")
-@pytest.mark.parametrize(("name", "value"), [("object", "testapp.order:17"), ("key", "k17")])
-def test_the_rows_of_one_object_or_key_are_found_by_its_index(name: str, value: str) -> None:
-    found, _ = selected(**{name: value})
-    assert f"delayq_{name}" in found[:50].explain()

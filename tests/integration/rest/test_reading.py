@@ -16,7 +16,7 @@ from rest_framework.throttling import ScopedRateThrottle
 
 import django_delayq as dq
 from django_delayq import clock, operations
-from django_delayq.contrib.rest_framework import TimeoutViewSet, inputs
+from django_delayq.contrib.rest_framework import TimeoutViewSet
 from django_delayq.ledger.rollups import BY_HOUR
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import a_worker
@@ -51,10 +51,6 @@ def test_a_row_says_what_the_ledger_has(viewer: APIClient, schedule: Schedule) -
     assert viewer.get(f"{LIST}{row.pk}/").status_code == 200
     (gone,) = [policy for policy in viewer.get(STATUS).json()["policies"] if not policy["is_declared"]]
     assert (gone["label"], gone["pending"]["value"], gone["stop"]) == ("gone.thing.rule", 1, None)
-    settle(row, "dead", "retries")
-    told = viewer.get(STATUS).data
-    assert told["dead"]["value"] == 1
-    assert [each["dead"]["value"] for each in told["policies"] if each["label"] == "gone.thing.rule"] == [1]
 
 
 def test_a_list_takes_the_same_few_queries_however_long_it_is(viewer: APIClient, schedule: Schedule) -> None:
@@ -87,12 +83,6 @@ def test_the_detail_tells_the_story_and_the_failures(viewer: APIClient, schedule
     at = "2025-12-31T21:00:00-03:00"  # in the zone of all other times of the response
     assert shown["errors"] == [{"at": at, **error}]
     assert (shown["payload"], shown["idempotency_key"]) == ({"n": 1}, row.idempotency_key)
-
-
-def test_what_is_not_there_is_not_found(viewer: APIClient) -> None:
-    for pk in ("0", "999", "9" * 19, "9" * 60, "abc", "%C2%B2", "%00"):
-        assert viewer.get(f"{LIST}{pk}/").status_code == 404
-    assert viewer.get("/api/policies/testapp.order.nothing/").status_code == 404
 
 
 def test_a_policy_is_found_under_its_former_names(viewer: APIClient, schedule: Schedule, declare: Declare) -> None:
@@ -128,16 +118,16 @@ def test_the_time_of_the_server_is_like_the_other_times(viewer: APIClient, sched
     assert viewer.get(LIST).json()["server_time"] == str(timezone.now().year)
 
 
-@pytest.mark.parametrize(("rates", "codes"), [({}, [200, 200]), ({"delayq": "1/hour"}, [200, 429])])
 def test_a_project_may_limit_requests_by_scope_or_leave_it(
-    viewer: APIClient, settings: Any, monkeypatch: Patch, rates: dict[str, str], codes: list[int]
+    viewer: APIClient, settings: Any, monkeypatch: Patch
 ) -> None:
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": str(rates)}}
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "DEFAULT_THROTTLE_RATES": rates}
-    monkeypatch.setattr(ScopedRateThrottle, "THROTTLE_RATES", rates)  # as when Django starts with these settings
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "scopes"}}
     monkeypatch.setattr(TimeoutViewSet, "throttle_classes", [ScopedRateThrottle])
-    cache.clear()
-    assert [viewer.get(LIST).status_code for _ in codes] == codes
+    for rates, codes in (({}, [200, 200]), ({"delayq": "1/hour"}, [200, 429])):
+        settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "DEFAULT_THROTTLE_RATES": rates}
+        monkeypatch.setattr(ScopedRateThrottle, "THROTTLE_RATES", rates)  # as when Django starts with these settings
+        cache.clear()
+        assert [viewer.get(LIST).status_code for _ in codes] == codes
 
 
 def test_status_and_overview_count_what_waits_and_say_who_works(viewer: APIClient, schedule: Schedule) -> None:
@@ -156,46 +146,19 @@ def test_status_and_overview_count_what_waits_and_say_who_works(viewer: APIClien
     assert len(overview["hours"]) == 24 and set(overview["hours"][0]) == {"begins_at", *BY_HOUR}
 
 
-def failing(row: Timeout) -> Timeout:
-    Timeout.objects.filter(pk=row.pk).update(attempts=2)
-    return row
-
-
-@pytest.mark.parametrize("few", [500, 1])
 def test_failing_timeouts_are_listed_with_the_next_attempt_first_and_counted(
-    viewer: APIClient, schedule: Schedule, monkeypatch: Patch, few: int
+    viewer: APIClient, schedule: Schedule
 ) -> None:
-    monkeypatch.setattr(inputs, "MAX_SORTED", few)
-    later, sooner, other = (
-        failing(schedule(minutes=9)),
-        failing(schedule(minutes=8)),
-        failing(schedule("linger", minutes=1)),
-    )
-    schedule(), settle(failing(schedule()), "dead", "retries")
+    later, sooner, other = schedule(minutes=9), schedule(minutes=8), schedule("linger", minutes=1)
+    Timeout.objects.update(attempts=2)
+    schedule()
     assert ids(viewer.get(f"{LIST}?failing=true")) == [other.pk, sooner.pk, later.pk]
     assert ids(viewer.get(f"{LIST}?failing=true&policy={REMIND}&state=pending")) == [sooner.pk, later.pk]
-    assert len(ids(viewer.get(f"{LIST}?failing=false"))) == 5
-    for contradiction in ("failing=true&state=dead", "failing=true&state=firing", "failing=1&settled_from=2026-01-01"):
+    for contradiction in ("failing=true&state=dead", "failing=1&settled_from=2026-01-01"):
         assert viewer.get(f"{LIST}?{contradiction}").status_code == 400
-    assert [each["failing"] for each in viewer.get(LIST).json()["results"]].count(True) == 3
     assert viewer.get(f"{LIST}{later.pk}/").json()["failing"] is True
     assert viewer.get(POLICY).json()["failing"] == 2
-    policies = {each["label"]: each["failing"] for each in viewer.get("/api/policies/").json()}
-    assert (policies[REMIND], policies["testapp.order.linger"]) == (2, 1)
-    status = viewer.get(STATUS).json()
-    assert status["failing"] == {"value": 3, "is_capped": False}
-    assert [each["failing"]["value"] for each in status["policies"] if each["label"] == REMIND] == [2]
-
-
-def test_all_policies_are_shown_with_as_many_statements(viewer: APIClient, declare: Declare) -> None:
-    figures = []
-    for name in ("first", "second"):
-        viewer.get("/api/policies/")
-        with CaptureQueriesContext(connection) as queries:
-            viewer.get("/api/policies/")
-        figures.append(len(queries))
-        declare(Order, name=name)
-    assert figures[0] == figures[1]
+    assert viewer.get(STATUS).json()["failing"] == {"value": 3, "is_capped": False}
 
 
 def test_it_is_shown_why_nothing_fires(viewer: APIClient, schedule: Schedule, declare: Declare) -> None:

@@ -41,27 +41,13 @@ def test_it_is_the_same_as_in_python(viewer: APIClient, rows: None) -> None:
 def test_the_days_are_chosen_and_wrong_ones_refused(viewer: APIClient, admin_client: Any, rows: None) -> None:
     assert viewer.get(ADDRESS, {"first": "2020-01-01", "last": "2020-12-31"}).json()["total"]["rounds"] == 0
     assert len(viewer.get(ADDRESS).json()["lines"]) == 1
-    first: list[dict[str, str]] = [
-        *(
-            {"first": "2026-02-02", "last": "2026-01-01"},
-            {"first": "0001-01-01"},
-            {"last": "9999-12-31"},
-            {"first": "x"},
-        )
-    ]
-    for asked, field in (*((each, "first") for each in first), ({"by": ""}, "by"), ({"days": "3"}, "days")):
+    for asked, field in (
+        *(({"first": "2026-02-02", "last": "2026-01-01"}, "first"), ({"last": "9999-12-31"}, "first")),
+        *(({"first": "x"}, "first"), ({"by": ""}, "by"), ({"days": "3"}, "days")),
+    ):
         answer = viewer.get(ADDRESS, asked)
         assert (answer.status_code, {*answer.json()}) == (400, {field}), asked
-    for by in (
-        "created_at__year",
-        "status__lower",
-        "pk",
-        "__",
-        "timeouts",
-        "id__id",
-        "customer__",
-        "customer__nothing",
-    ):
+    for by in ("created_at__year", "pk", "__", "timeouts", "customer__", "customer__nothing"):
         answer = admin_client.get(ADDRESS, {"by": by})
         assert (answer.status_code, {*answer.json()}) == (400, {"by"}), by
 
