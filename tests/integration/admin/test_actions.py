@@ -18,8 +18,19 @@ from django_delayq.admin import actions
 from django_delayq.admin.pages import TimeoutAdmin
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import TIMEOUT_OPERATIONS
-from tests.integration.admin.conftest import Staff, source, stored, told, words
-from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, SELECTED, UNPAID
+from tests.integration.admin.conftest import (
+    DETAIL,
+    LIST,
+    OPERATE,
+    OPERATION,
+    SELECTED,
+    UNPAID,
+    Staff,
+    source,
+    stored,
+    told,
+    words,
+)
 from tests.support.typed import Patch
 from tests.testapp.models import Order
 

@@ -22,8 +22,19 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import EVENT_LABELS
-from tests.integration.admin.conftest import Staff, told, words
-from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, REMIND, SELECTED, UNPAID
+from tests.integration.admin.conftest import (
+    DETAIL,
+    LIST,
+    OPERATE,
+    OPERATION,
+    POLICIES,
+    REMIND,
+    SELECTED,
+    UNPAID,
+    Staff,
+    told,
+    words,
+)
 from tests.pseudo import english_in, speak_it, words_of
 from tests.support.typed import Log, Patch
 from tests.testapp.models import Order
@@ -33,7 +44,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.urls(__name__
 REPORT = "admin:django_delayq_policycontrol_report"
 VERBS = ("cancel", "fire", "postpone", "retry")
 NUMBERS = BRAKED.format(count=51, per="10 min", most=50)
-FAR, PAST = "2500-01-01T00:00", "2020-01-01T00:00"
 NAMES = "|".join(policy.label.rpartition(".")[2] for policy in dq.get_policies())
 DATA = (
     r"tests\.testapp\.timeouts\.\w+",  # handlers
@@ -170,32 +180,6 @@ def test_where_nothing_is_translated_the_words_are_found(visitor: Client, rows: 
     for address in (reverse(LIST), reverse(DETAIL, args=[rows[0].pk]), reverse(POLICIES)):
         found = left_in_english(visitor.get(address))
         assert {"Home", "Timeouts"} <= set(found) and "remind" not in found, (address, found)
-
-
-@pytest.mark.usefixtures("nobodys_language")
-def test_every_answer_to_a_form_asks_for_a_translation(visitor: Client, rows: list[Timeout]) -> None:
-    ids, postpone = ",".join(str(row.pk) for row in rows), reverse(OPERATION, args=["postpone"])
-    pause, delay, late, brake = (reverse(OPERATE, args=[UNPAID, name]) for name in ("pause", "delay", "late", "brake"))
-    wrong: list[tuple[str, dict[str, Any]]] = [
-        *((postpone, {"ids": ids, **form}) for form in ({}, {"at": FAR}, {"at": "#"}, {"at": PAST}, {"amount": "0"})),
-        *((pause, {"until": until}) for until in (FAR, PAST, "#")),
-        *((delay, {"mode": "keep", **form}) for form in ({}, {"amount": "1", "declared": "on"})),
-        *((each, {"setting": "on", "most": "0", "amount": "1e9"}) for each in (late, brake)),
-    ]
-    done: list[tuple[str, dict[str, Any]]] = [
-        *((reverse(OPERATION, args=[verb]), {"ids": f"{ids},99999", "amount": "1"}) for verb in VERBS),
-        *(
-            (each, {"setting": "on", "most": "5", "amount": "45", "mode": "recompute"})
-            for each in (pause, brake, delay)
-        ),
-    ]
-    found = {}
-    for place, (address, form) in enumerate([*wrong, *done]):
-        answer = visitor.post(address, {"reason": "#", "confirmed": "yes", "unit": "minutes", **form})
-        is_refused = answer.status_code == 200 and b"errorlist" in answer.content
-        assert is_refused if place < len(wrong) else answer.status_code == 302, (address, form)
-        found[place, address] = left_in_english(answer)
-    assert {page: left for page, left in found.items() if left} == {}
 
 
 def test_an_operation_is_told_in_the_language_of_its_reader_and_logged_in_english(

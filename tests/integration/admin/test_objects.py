@@ -11,11 +11,10 @@ from django.test import Client
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import actions
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import Staff, listed, queries, source, told
-from tests.support.typed import Declare, Patch
-from tests.testapp.models import Customer, ExpressOrder, Order
+from tests.integration.admin.conftest import Staff, listed, queries, source
+from tests.support.typed import Declare
+from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin.sites")]
 ORDERS, TIMEOUTS = "/admin/testapp/order/", "/admin/django_delayq/timeout/"
@@ -92,18 +91,6 @@ def test_saving_an_object_works_while_its_timeouts_come_and_go_and_writes_none_o
     assert set(Timeout.objects.values_list("state", flat=True)) == {"pending", "cancelled"}
 
 
-def test_a_child_shows_its_parents_timeouts_and_no_more_than_asked_for(admin_client: Client) -> None:
-    child = ExpressOrder.objects.create(status="new")
-    for number in range(3):
-        dq.schedule_timeout(Order.objects.get(pk=child.pk), "remind", hours=1, key=str(number))
-    assert source(admin_client, page_of(child)).count('class="delayq-badge delayq-pending"') == 2
-    express = "/admin/testapp/expressorder/"
-    page = source(admin_client, express)
-    assert "remind" in page and "data-delayq-due" in page
-    ids = choose(admin_client, child, where=express).context["ids"].split(",")
-    assert {int(each) for each in ids} == {*Timeout.objects.values_list("pk", flat=True)}
-
-
 def test_without_the_permission_neither_inline_nor_column_nor_filter_nor_actions_nor_links(staff: Staff) -> None:
     (order,) = orders(1)
     blind, seeing = (staff("view_order", "change_order", *more) for more in ((), ("view_timeout",)))
@@ -162,21 +149,9 @@ def test_an_action_on_objects_asks_about_their_timeouts_and_does_it(admin_client
     done: Any = admin_client.post(asked.context["action"], form)
     assert done.status_code == 302 and done.url == ORDERS
     assert (LogEntry.objects.count(), other.timeouts.get().state) == (1, "pending")
+    page = source(admin_client, "/plain/testapp/order/")
+    assert "data-delayq-due" in page and "cancel_timeouts" not in page, "a site without the pages offers no actions"
     elsewhere = "/elsewhere/django_delayq/timeout/"
     assert "cancel_timeouts" in source(admin_client, "/elsewhere/testapp/order/")
     done = admin_client.post(f"{elsewhere}operate/cancel/", {**form, "ids": other.timeouts.get().pk, "back": ""})
     assert done.url == elsewhere, "without a place to return to, it stays in its own site"
-    page = source(admin_client, "/plain/testapp/order/")
-    assert "data-delayq-due" in page and "cancel_timeouts" not in page, "a site without the pages offers no actions"
-
-
-def test_an_action_finds_the_few_objects_with_timeouts_up_to_a_page(admin_client: Client, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(actions, "MAX_ROWS", 2)
-    without = [Order.objects.create(status="new") for _ in range(4)]
-    assert "None of the selected objects has a timeout" in told(choose(admin_client, without[0]))[0]
-    chosen = orders(3)
-    asked = choose(admin_client, *chosen)
-    assert asked.context["count"] == 2 and "Only the first 2 are included" in told(asked)[-1]
-    dq.cancel_timeouts(Timeout.objects.exclude(object_id=str(chosen[0].pk)))
-    asked = choose(admin_client, chosen[0], select_across="1")
-    assert asked.context["ids"] == str(chosen[0].timeouts.get().pk)

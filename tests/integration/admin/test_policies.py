@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import Brake, Late, Limits, Rate, operations
-from django_delayq.admin import actions
+from django_delayq import Brake, Late, Limits, Rate, clock, operations
+from django_delayq.admin import actions, reports
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
-from tests.integration.admin.conftest import Staff, policy_shown, queries, source, stored, told
-from tests.integration.admin.places import LINGER, OPERATE, POLICIES, REMIND, SELECTED, UNPAID
+from tests.integration.admin.conftest import (
+    LINGER,
+    OPERATE,
+    POLICIES,
+    REMIND,
+    SELECTED,
+    UNPAID,
+    Staff,
+    policy_shown,
+    queries,
+    source,
+    stored,
+    told,
+)
 from tests.integration.reports.rounds import settled_row
 from tests.support.typed import Patch
-from tests.testapp.models import Order
+from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("controls_are_read_again")]
 committed = pytest.mark.django_db(transaction=True)
@@ -221,19 +235,6 @@ def test_the_first_page_shows_burning_policies_first_to_those_who_may_see_them(s
             assert bool(top["numbers"][0]["address"]) is ("view_timeout" in permissions)
 
 
-def test_the_plot_shows_what_has_ended_in_each_of_the_last_24_hours(admin_client: Client) -> None:
-    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    ends = ((0, "fired", "due", 0), (1, "fired", "due", 90), (1, "dead", "retries", 0), (30, "fired", "due", 0))
-    for ago, end, cause, late in ends:
-        at = hour - timedelta(hours=ago)
-        settled_row(at, end, cause, label=REMIND, due_at=at - timedelta(seconds=late)).save()
-    plot = admin_client.get(PAGES["first page"]).context["shown"]["plot"]
-    totals = {kind["kind"]: kind["total"] for kind in plot["kinds"]}
-    assert totals == {"in_time": "0", "fired": "1", "late": "1", "dead": "1"}
-    numbers = [[part["n"] for part in bar["parts"]] for bar in plot["bars"][-2:]]
-    assert numbers == [["0", "0", "1", "1"], ["0", "1", "0", "0"]]
-
-
 @committed
 def test_the_selected_policies_stop_for_a_time_and_are_resumed(admin_client: Client) -> None:
     text = source(admin_client, of_several("hold", f"?policy={REMIND}&policy={LINGER}"))
@@ -302,3 +303,64 @@ def test_the_guard_rails_in_force_are_shown_with_who_set_them(admin_client: Clie
     assert "cli:&lt;b&gt;ob" in source(admin_client, POLICIES)
     form = admin_client.get(address("late", GUARDED)).context["form"]
     assert form.initial == {"amount": 2, "unit": "hours", "then": "fire"}, "what is in force"
+
+
+ADDRESS = reverse("admin:django_delayq_policycontrol_report", args=[UNPAID])
+
+
+@pytest.fixture
+def settled() -> None:
+    """Two rounds in time and one that fired, three days ago."""
+    at = clock.now() - timedelta(days=3)
+    columns = {"due_at": at + timedelta(minutes=5), "since_at": at - timedelta(minutes=25)}
+    rows = [settled_row(at, "cancelled", "condition", label=UNPAID, **columns) for _ in range(2)]
+    Timeout.objects.bulk_create([*rows, settled_row(at, label=UNPAID)])
+
+
+@pytest.mark.usefixtures("settled")
+def test_the_page_has_a_plot_a_table_and_a_file(viewer: Client, monkeypatch: Patch) -> None:
+    text = source(viewer, ADDRESS)
+    assert "66.7%" in text and "24 min" in text
+    assert text.count("<rect") == 60
+    assert "in time 2, other rounds 1</title>" in text
+    file = viewer.get(ADDRESS, {"format": "csv", "by": "month"})
+    assert file["Content-Disposition"].startswith(f'attachment; filename="{UNPAID}-')
+    rows = list(csv.DictReader(io.StringIO(file.content.decode("utf-8-sig"))))
+    assert rows[-1]["month"] == "total" and rows[-1]["in_time"] == "2"
+    monkeypatch.setattr(reports, "MAX_READ", 2)
+    assert "Counted until:" in source(viewer, ADDRESS), "it would read too many rows"
+
+
+def test_only_who_may_view_timeouts_sees_it_and_only_of_what_has_a_policy_or_rows(staff: Staff, viewer: Client) -> None:
+    assert staff("view_policycontrol").get(ADDRESS).status_code == 403
+    assert Client().get(ADDRESS).status_code == 302
+    assert ADDRESS in source(staff("view_timeout", "view_policycontrol"), POLICIES)
+    assert ADDRESS not in source(staff("view_policycontrol"), POLICIES)
+    never = ADDRESS.replace("cancel_unpaid", "never")
+    assert viewer.get(never).status_code == 404
+    Timeout.objects.bulk_create([settled_row(clock.now(), label="testapp.order.never")])
+    assert viewer.get(never).status_code == 200
+    for asked in (
+        "by=year",
+        "days=1000000",
+        "days=x",
+        "by=%00",
+        "field=%00&by=field",
+        "by=field&field=created_at__year",
+    ):
+        assert viewer.get(f"{ADDRESS}?{asked}").status_code in {200, 403}, asked
+
+
+def test_a_field_is_shown_to_those_who_may_view_its_model(viewer: Client) -> None:
+    order = Order.objects.create(status="s", customer=Customer.objects.create(name="<b>Ann</b>"))
+    Timeout.objects.bulk_create([settled_row(clock.now(), label=UNPAID, object_id=str(order.pk))])
+    by = f"{ADDRESS}?by=field&field="
+    assert viewer.get(f"{by}customer__name").status_code == 403
+    user = User.objects.get()
+    user.user_permissions.add(Permission.objects.get(codename="view_customer"))
+    text = source(viewer, f"{by}customer__name")
+    assert "&lt;b&gt;Ann&lt;/b&gt;" in text and "<b>Ann" not in text
+    assert viewer.get(f"{by}customer__password").status_code == 403
+    user.user_permissions.add(Permission.objects.get(codename="view_order"))
+    assert "no such field" in source(viewer, f"{by}nothing")
+    assert "Enter a field" in source(viewer, by)

@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.contrib.contenttypes.models import ContentType
-from django.db import connection
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from tests.integration.admin.conftest import Staff, queries, source, words
-from tests.integration.admin.places import DETAIL, LIST, OPERATION
+from tests.integration.admin.conftest import DETAIL, LIST, OPERATION, Staff, source, words
 from tests.integration.admin.sites import HIDDEN
 from tests.support.typed import Declare, Patch
-from tests.testapp.models import Customer, Order, Parcel, Voucher
+from tests.testapp.models import Customer, Order, Voucher
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin.sites")]
 
@@ -129,25 +126,6 @@ def test_an_str_that_fails_falls_back_to_the_key(admin_client: Client, monkeypat
     row = dq.schedule_timeout(order, "remind", hours=1)
     assert f"order {order.pk}" in read(admin_client, LIST)
     assert f"order {order.pk}" in read(admin_client, DETAIL, row.pk)
-
-
-def test_a_list_reads_the_names_with_one_query_for_each_model(admin_client: Client, declare: Declare) -> None:
-    declare(Order, name="noted", search="note")
-    declare(Parcel, name="parceled", search="status")
-
-    def more(count: int) -> None:
-        for number in range(count):
-            dq.schedule_timeout(Order.objects.create(note=f"N-{number}"), "noted", hours=1)
-            dq.schedule_timeout(Parcel.objects.create(), "parceled", hours=1)
-
-    more(1)
-    _, before = (queries(admin_client, LIST) for _ in range(2))
-    more(20)
-    with CaptureQueriesContext(connection) as captured:
-        admin_client.get(reverse(LIST))
-    for table in ("testapp_order", "testapp_parcel"):
-        assert len([query for query in captured if f"FROM {connection.ops.quote_name(table)}" in query["sql"]]) == 1
-    assert len(captured) == before
 
 
 @pytest.mark.usefixtures("own_kinds")

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from django_delayq.models import Timeout
-from tests.integration.commands.conftest import LINGER, REMIND, UNPAID, Do, Terminal
+from tests.integration.commands.conftest import LINGER, REMIND, UNPAID, Do, Terminal, Types
 from tests.integration.operations.conftest import as_if, pending
 from tests.support.typed import Patch
 from tests.testapp.models import Order
@@ -99,3 +99,20 @@ def test_progress_is_shown_on_a_terminal_and_each_minute_elsewhere(
     assert "3 examined\n" in out.getvalue() and not err.getvalue()
     call_command(*command, "--yes", stdout=(out := io.StringIO()), verbosity=0)
     assert "examined" not in out.getvalue()
+
+
+def test_a_backfill_and_pruning_ask_whoever_is_there_and_nobody_else(typing: Types, do: Do) -> None:
+    long_ago = timezone.now() - timedelta(days=400)
+    Order.objects.bulk_create(Order(created_at=long_ago) for _ in range(11))
+    typing("n\n")
+    with pytest.raises(CommandError, match="Nothing was changed"):
+        do(*BACKFILL)
+    assert not Timeout.objects.exists()
+    assert "11 armed" in do(*BACKFILL, "--dry-run").out
+    assert "11 armed" in do(*BACKFILL, "--yes").out
+    old = [as_if(row, "fired", "due", due_at=long_ago, settled_at=long_ago) for row in Timeout.objects.all()]
+    with pytest.raises(CommandError, match="Nothing was changed"):
+        do("delayq_prune")
+    assert Timeout.objects.count() == len(old)
+    typing(None)  # cron
+    assert do("delayq_prune").out.startswith("11 timeouts")

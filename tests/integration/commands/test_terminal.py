@@ -49,8 +49,6 @@ def test_reports_are_coloured_if_that_is_wanted(do: Do, capsys: pytest.CaptureFi
         assert (f"{RED}ERROR   \x1b[0mworkers: No worker" in out, f"{GREEN}ok" in out) == (is_coloured, is_coloured)
 
 
-
-
 def test_progress_is_erased_is_not_an_error_and_counts_all_pages(monkeypatch: Patch) -> None:
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     for _ in range(3):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from django_delayq import operations, schedule_timeout
+from django_delayq import get_policy, operations, schedule_timeout
+from django_delayq.ledger import controls
 from django_delayq.management.options import moment
 from django_delayq.models import Timeout
-from tests.integration.commands.conftest import LINGER, REMIND, Do, Types
-from tests.integration.operations.conftest import as_if, pending
+from tests.integration.commands.conftest import CLI, LINGER, REMIND, UNPAID, Do, Types
+from tests.integration.operations.conftest import as_if, dead, pending, said
 from tests.support.typed import Declare
 from tests.testapp.models import ExpressOrder, Order, Voucher
 
@@ -72,18 +74,6 @@ def test_a_cancellation_of_a_firing_timeout_says_what_it_did(do: Do, settled: bo
     assert states([firing, waits]) == ["firing", "cancelled"]
     firing.refresh_from_db()
     assert firing.final_attempt
-
-
-def test_an_option_takes_several_values_or_is_repeated(do: Do) -> None:
-    one, two, three = some(3)
-    do("delayq_cancel", "--model", "testapp.order", "--object", one.object_id, two.object_id)
-    assert states([one, two, three]) == ["cancelled", "cancelled", "pending"]
-    assert "No timeouts" in do("delayq_list", "--id", str(one.pk), "--id", str(two.pk), "--state", "dead", "fired").out
-    assert listed(do, "--id", str(one.pk), "--id", str(two.pk)) == [one.pk, two.pk]
-    assert listed(do, "--policy", REMIND, "--object", "123") == listed(do, "--all", "--state", "dead") == []
-    do("delayq_cancel", "--policy", REMIND, LINGER, "--state", "pending", "dead", "--key", "")
-    assert states([three]) == ["cancelled"]
-    assert do("delayq_list").out == "No timeouts.\n" and listed(do) == []
 
 
 def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do, declare: Declare) -> None:
@@ -185,3 +175,66 @@ def test_a_worker_in_a_transaction_says_why_it_would_fire_nothing(do: Do, order:
     for options in (("--burst",), ("--max-timeouts", "1")):
         with pytest.raises(CommandError, match=r"rows of the transaction .* such as that of a TestCase\. .*fire_due"):
             do("delayq_worker", *options)
+
+
+def call(*arguments: str, **options: Any) -> str:
+    out = io.StringIO()
+    call_command(*arguments, stdout=out, stderr=io.StringIO(), **options)
+    return out.getvalue()
+
+
+def chosen(**options: Any) -> list[int]:
+    return sorted(row["id"] for row in json.loads(call("delayq_list", json=True, **options)))
+
+
+def state_of(label: str) -> controls.PolicyState:
+    return controls.policy_state(get_policy(label), "default")
+
+
+@pytest.fixture
+def rows() -> dict[str, Timeout]:
+    """One that is due soon, one that is due late, and one that is dead."""
+    return {
+        "soon": pending(Order.objects.create(), "remind", minutes=5),
+        "late": pending(Order.objects.create(), "linger", hours=5),
+        "dead": dead(Order.objects.create()),
+    }
+
+
+def test_keywords_choose_as_options_do(rows: dict[str, Timeout]) -> None:
+    soon, late, gone = rows["soon"].pk, rows["late"].pk, rows["dead"].pk
+    assert chosen() == [soon, late]
+    assert chosen(policy=REMIND) == chosen(policy=[REMIND]) == chosen(policy="remind", model="testapp.Order") == [soon]
+    assert chosen(policy=(REMIND, LINGER), limit="1") == [soon]
+    assert chosen(policy=LINGER, object=int(rows["late"].object_id)) == [late]
+    assert chosen(id=late) == chosen(id=str(late)) == [late]
+    assert chosen(due_before="1h") == chosen(due_before=timezone.now() + timedelta(hours=1)) == [soon]
+    assert chosen(state="dead") == [gone]
+    # A value that is given twice selects once, and an empty list selects nothing.
+    assert chosen(policy=[LINGER, LINGER]) == chosen(policy=LINGER, state=["pending", "pending"]) == [late]
+    for option in ("policy", "id", "state"):
+        assert chosen(**{option: []}) == []
+    for restriction in ({"policy": LINGER}, {"model": "testapp.Order"}):
+        assert chosen(**restriction, object=()) == []
+        assert call("delayq_cancel", **restriction, object=[], yes=True) == "0 cancelled\n"
+    for name, nothing in (("policy", ()), ("id", ()), ("search", "nothing")):
+        assert call("delayq_cancel", **{name: nothing}, yes=True) == "0 cancelled\n"
+    assert call("delayq_retry", state="dead") == "1 pending again\n"
+
+
+def test_keywords_steer_as_options_do_and_may_be_typed_values(rows: dict[str, Timeout]) -> None:
+    before, until = rows["late"].due_at, timezone.now() + timedelta(hours=3)
+    assert call("delayq_postpone", id=[rows["late"].pk], by=timedelta(hours=2)) == "1 postponed\n"
+    rows["late"].refresh_from_db()
+    assert rows["late"].due_at == before + timedelta(hours=2)
+    assert call("delayq_postpone", id=rows["soon"].pk, to=until) == "1 postponed\n"
+    assert call("delayq_cancel", policy=REMIND, key="", reason="by a program") == "1 cancelled\n"
+    assert said(rows["soon"])[-1][1:] == (CLI, "by a program")
+    for end in (until, None):
+        call("delayq_pause", policy=[REMIND], until=end)
+        assert state_of(REMIND).until == end
+    call("delayq_replan", UNPAID, after=timedelta(minutes=50), mode="keep")
+    call("delayq_brake", REMIND, 500, per="10m")
+    brake = state_of(REMIND).brake
+    assert (state_of(UNPAID).after, brake and brake.most) == (timedelta(minutes=50), 500)
+    assert "queues    default, other\n" in call("delayq_worker", queue=["default", "other"], burst=True)

@@ -23,8 +23,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.contrib.rest_framework import CountdownView, DeadlineField
 from django_delayq.models import Timeout
-from tests.integration.rest.conftest import Schedule
-from tests.integration.rest.places import REMIND
+from tests.integration.rest.conftest import REMIND, Schedule
 from tests.support.typed import Patch
 from tests.testapp.models import Customer, ExpressOrder, Order
 
@@ -127,10 +126,6 @@ class OrderSerializer(serializers.ModelSerializer[Order]):
         fields = ["id", "remind"]
 
 
-class AnnotatedSerializer(serializers.Serializer[Order]):
-    remind = DeadlineField(source="remind_at")
-
-
 class CustomerSerializer(serializers.ModelSerializer[Customer]):
     orders = OrderSerializer(source="order_set", many=True)
 
@@ -193,13 +188,6 @@ def test_many_objects_take_one_query_or_none(orders: list[Order], kind: str) -> 
     several, most = SEVERAL[kind]
     shown, asked = queries(lambda: list(OrderSerializer(several(), many=True).data))
     assert (due(shown), asked) == (expected(orders), most)
-
-
-def test_an_annotation_takes_no_query_of_its_own(orders: list[Order]) -> None:
-    rows: Any = Order.objects.annotate(remind_at=dq.Deadline("remind")).order_by("pk")
-    assert list(rows.all()) == orders  # on MySQL and MariaDB, the first query of a process also reads a collation
-    shown, asked = queries(lambda: AnnotatedSerializer(rows, many=True).data)
-    assert (due(shown), asked) == (expected(orders), 1)
 
 
 def test_objects_within_objects_and_behind_a_relation_take_one_query_for_all(

@@ -11,8 +11,7 @@ from rest_framework import serializers
 from rest_framework.test import APIClient
 
 from django_delayq.contrib.rest_framework import inputs, outputs, services
-from tests.integration.rest.conftest import ClientWith, Schedule, act
-from tests.integration.rest.places import LIST, POLICY, REMIND
+from tests.integration.rest.conftest import LIST, POLICY, REMIND, ClientWith, Schedule, act
 from tests.pseudo import english_in, speak_it
 from tests.support.typed import Patch
 
