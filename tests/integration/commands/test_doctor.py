@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -252,18 +252,14 @@ def test_an_order_that_a_stale_save_has_revived_is_found() -> None:
 # Timeouts whose attempts fail.
 
 
-def failing(minutes_ago: float, attempts: int = 1, **values: Any) -> Timeout:
+def failing(minutes_ago: float, attempts: int = 1) -> Timeout:
     """Return a timeout whose first attempt failed so long ago, and its last one half a minute ago."""
     now, row = timezone.now(), pending(Order.objects.create(), minutes=30)
-    times = [now - timedelta(minutes=ago) for ago in (minutes_ago, 0.5)][: max(1, attempts)]
-    return as_if(row, "pending", attempts=attempts, **failed_at(row, *times), **values)
-
-
-def failed_at(row: Timeout, *times: datetime) -> dict[str, Any]:
-    """Return the columns of `row` after failed attempts at these times."""
+    times = [now - timedelta(minutes=ago) for ago in (minutes_ago, 0.5)][:attempts]
     for at in times:
         record(row, "failed", at, attempt=1, error="SMTPError", message="421", traceback="")
-    return {"history": row.history, "first_failed_at": times[0], "last_failed_at": times[-1]}
+    moments = {"first_failed_at": times[0], "last_failed_at": times[-1]}
+    return as_if(row, "pending", attempts=attempts, history=row.history, **moments)
 
 
 def fired(minutes_ago: float, policy: str = "remind") -> None:
@@ -275,18 +271,6 @@ def failures() -> tuple[int, str]:
     """Return level and words of the finding about failing timeouts."""
     findings = found("failing", quick=True)
     return (findings[0].level, findings[0].msg) if findings else (INFO, "")
-
-
-def test_what_matches_for_another_reason_is_not_meant() -> None:
-    fired_orders(20)
-    (again,), (moved,), (gone,) = fired_orders(1), fired_orders(1), fired_orders(1, status="unpaid")
-    Order.objects.filter(pk=moved.pk).update(status="unpaid", created_at=timezone.now())
-    Order.objects.filter(pk=again.pk).update(status="unpaid")
-    as_if(Timeout.objects.get(object_id=str(again.pk)), "pending")  # an operator has repeated it
-    gone.delete()
-    assert not found("fired_again")
-    fired_orders(4, status="unpaid")
-    assert not found("fired_again"), "a reminder does not end its condition, so many objects match"
 
 
 def test_the_doctor_warns_from_the_third_failure_of_a_timeout_on_and_names_its_last_error() -> None:

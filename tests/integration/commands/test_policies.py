@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
-from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -21,7 +20,6 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db(transaction=True)
 
 HOUR = timedelta(hours=1)
-NOT_DONE = "(dry run: nothing was changed)"
 
 
 def stops() -> dict[str, tuple[str, bool]]:
@@ -72,20 +70,6 @@ def test_what_is_wrong_is_refused_with_a_dry_run_too(do: Do, arguments: list[str
             do(*arguments, *dry_run)
         assert refused.value.returncode == code
     assert PolicyChange.objects.count() == 1
-
-
-def test_a_dry_run_says_what_would_change_and_leaves_a_transaction_usable(do: Do) -> None:
-    do("delayq_hold", UNPAID)
-    before = list(PolicyControl.objects.order_by("policy").values())
-    assert do("delayq_resume", REMIND, "--dry-run").out.rstrip().endswith(f": nothing to change {NOT_DONE}")
-    with transaction.atomic():
-        order = Order.objects.create()
-        assert "would be resumed" in do("delayq_resume", UNPAID, "--dry-run").out
-        assert NOT_DONE in do("delayq_pause", REMIND, "--dry-run").out
-        with pytest.raises(CommandError, match="on hold"):
-            do("delayq_pause", UNPAID, "--dry-run")
-    assert Order.objects.filter(pk=order.pk).exists()
-    assert list(PolicyControl.objects.order_by("policy").values()) == before
 
 
 def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Types) -> None:

@@ -17,8 +17,7 @@ from django_delayq.management.options import moment
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import CLI, LINGER, REMIND, UNPAID, Do, Types
 from tests.integration.operations.conftest import as_if, dead, pending, said
-from tests.support.typed import Declare
-from tests.testapp.models import ExpressOrder, Order, Voucher
+from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,19 +73,6 @@ def test_a_cancellation_of_a_firing_timeout_says_what_it_did(do: Do, settled: bo
     assert states([firing, waits]) == ["firing", "cancelled"]
     firing.refresh_from_db()
     assert firing.final_attempt
-
-
-def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do, declare: Declare) -> None:
-    (row,) = some()
-    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
-    declare(Voucher, name="other")
-    forgotten = ("--policy", "testapp.order.forgotten", "--object", row.object_id)
-    for more in ((), ("--policy", "testapp.voucher.other")):  # which has another model
-        with pytest.raises(CommandError, match="--object needs --model, or policies that are declared"):
-            do("delayq_list", *forgotten, *more)
-    for more in ((), ("--policy", REMIND)):
-        assert str(row.pk) in do("delayq_list", *forgotten, *more, "--model", "testapp.order").out
-    assert do("delayq_cancel", "--policy", "testapp.order.forgotten").out == "1 cancelled\n"
 
 
 def test_timeouts_under_a_parent_model_are_chosen_by_the_child(do: Do) -> None:

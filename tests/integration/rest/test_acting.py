@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.test import Client
-from django.utils import timezone
+from django.utils import timezone, translation
 from rest_framework.test import APIClient
 
 from django_delayq import operations
@@ -171,6 +171,19 @@ def test_a_pause_keeps_what_is_left_out_and_null_takes_its_end_away(operator: AP
     assert (answer.status_code, answer.data["changed"], answer.data["finished"]) == (200, True, True)
     shown = operator.get(POLICY).json()
     assert shown["late"] == body and shown["guards_set_by"]["late"].startswith("rest:user-")
+
+
+def test_an_answer_is_in_the_language_of_its_reader(client_with: ClientWith, schedule: Schedule, settings: Any) -> None:
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+    client, row = client_with("view_timeout", "cancel_timeout", "postpone_timeout"), schedule()
+    client.credentials(HTTP_ACCEPT_LANGUAGE="de")
+    with translation.override(translation.get_language()):  # the middleware leaves its last visitor's behind
+        wrong = act(client, row, "postpone")
+        assert wrong.data == {"delay": ["Um wie viel oder auf wann? Bitte eines von beiden angeben."]}
+        assert client.get(f"{LIST}?nonsense=1").data == {"nonsense": ["Einen solchen Filter gibt es nicht."]}
+        assert act(client, row, "cancel").status_code == 200
+        refusal = act(client, row, "cancel").data["refusal"]
+    assert refusal == {"code": "settled", "detail": "schon abgeschlossen"}
 
 
 @pytest.mark.django_db(transaction=True)

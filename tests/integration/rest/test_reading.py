@@ -7,7 +7,6 @@ import re
 from datetime import timedelta
 from html import unescape
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -84,15 +83,6 @@ def test_the_detail_tells_the_story_and_the_failures(viewer: APIClient, schedule
     at = "2025-12-31T21:00:00-03:00"  # in the zone of all other times of the response
     assert shown["errors"] == [{"at": at, **error}]
     assert (shown["payload"], shown["idempotency_key"]) == ({"n": 1}, row.idempotency_key)
-
-
-def test_a_policy_is_found_under_its_former_names(viewer: APIClient, schedule: Schedule, declare: Declare) -> None:
-    row = schedule()
-    Timeout.objects.update(policy="testapp.order.nudge_before")
-    declare(Order, name="nudge", aliases=["nudge_before"])
-    assert ids(viewer.get(f"{LIST}?policy=testapp.order.nudge")) == [row.pk]
-    shown = viewer.get("/api/policies/testapp.order.nudge_before/").data
-    assert (shown["label"], shown["former_labels"]) == ("testapp.order.nudge", ["testapp.order.nudge_before"])
 
 
 def test_a_policy_tells_how_it_was_declared(viewer: APIClient, declare: Any) -> None:
@@ -174,10 +164,6 @@ def test_it_is_shown_why_nothing_fires(viewer: APIClient, schedule: Schedule, de
     assert (found(detail), found(f"{LIST}?state=fired")) == ([], []), "nothing keeps a settled timeout from firing"
 
 
-def moment(**ago: float) -> str:
-    return quote((timezone.now() + timedelta(**ago)).isoformat())
-
-
 def all_pages(client: APIClient, query: str) -> list[list[int]]:
     found, url = [], f"{LIST}?{query}"
     while url:
@@ -227,23 +213,6 @@ def test_a_cursor_is_a_position_in_its_own_order_whatever_it_contains(viewer: AP
     assert ids(viewer.get(f"{LIST}?cursor=-id,0")) == []
     assert ids(viewer.get(f"{LIST}?state=pending&cursor=run_at,2000-01-01T00:00:00%2B23:59,5")) == rows
     assert viewer.get(f"{LIST}?due_from=2000-01-01T00:00:00%2B23:59").status_code == 200
-
-
-@pytest.mark.dialect
-def test_due_filters_find_no_settled_rows_of_an_object_or_key(viewer: APIClient, schedule: Schedule) -> None:
-    """Settled rows keep the time of their last attempt."""
-    past, order = timezone.now() - timedelta(hours=1), Order.objects.create(status="new")
-    options = {"order": order, "key": "k"}
-    settle(schedule(**options), run_at=past)
-    settle(schedule(minutes=60, **options), "cancelled", "hand")
-    firing = settle(schedule(**options), "firing", "", settled_at=None, run_at=past)
-    row = schedule(minutes=60, **options)
-    of, until = f"object=testapp.order:{order.pk}", f"due_until={moment(minutes=30)}"
-    assert ids(viewer.get(f"{LIST}?{of}&due_from={moment(minutes=30)}")) == [row.pk]
-    assert ids(viewer.get(f"{LIST}?{of}&{until}")) == ids(viewer.get(f"{LIST}?{of}&overdue=true")) == []
-    assert ids(viewer.get(f"{LIST}?{of}&{until}&state=firing")) == [firing.pk]
-    Timeout.objects.filter(pk=row.pk).update(run_at=past)
-    assert ids(viewer.get(f"{LIST}?{of}&overdue=true")) == [row.pk]
 
 
 def test_bad_input_is_named(viewer: APIClient) -> None:
