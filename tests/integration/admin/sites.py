@@ -18,7 +18,7 @@ from django_delayq.admin import (
 )
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.testapp.market import Merchant, Payment, Purchase
-from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
+from tests.testapp.models import Customer, Order
 
 HIDDEN = "of another tenant"
 
@@ -31,8 +31,6 @@ class TenantsTimeoutAdmin(TimeoutAdmin):
 
 
 class OwnInline(TimeoutInline):
-    shown = 2
-
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).exclude(key="secret")
 
@@ -46,15 +44,6 @@ class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
 class CustomerAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ("name",)
     inlines = (OwnInline,)
-
-
-class ExpressAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("status", "courier")
-    inlines = (OwnInline,)
-
-
-class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    pass
 
 
 class PaymentInline(admin.TabularInline):  # type: ignore[type-arg]
@@ -82,8 +71,6 @@ site.register(PolicyChange, PolicyChangeAdmin)
 for each in (site, plain):
     each.register(Order, OrderAdmin)
     each.register(Customer, CustomerAdmin)
-site.register(ExpressOrder, ExpressAdmin)
-site.register([Parcel, Voucher, Plain], ParcelAdmin)
 for model, shown in ((Purchase, PurchaseAdmin), (Payment, PaymentAdmin), (Merchant, MerchantAdmin)):
     site.register(model, shown)
 elsewhere.register(Timeout, TimeoutAdmin)

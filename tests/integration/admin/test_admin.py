@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -13,12 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-import django_delayq as dq
 from django_delayq import operations
-from django_delayq.admin import render
 from django_delayq.models import Timeout
-from django_delayq.testing import fire_due
-from tests.integration.admin.conftest import DETAIL, LIST, UNPAID, source, words
+from tests.integration.admin.conftest import DETAIL, LIST, UNPAID, source
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -67,40 +62,6 @@ def test_only_who_may_view_sees_the_pages_and_nobody_changes_rows(
     assert changed.status_code == 403
     admin_client.post(reverse(LIST), {"action": "delete_selected", "_selected_action": [row.pk]})
     assert Timeout.objects.get().state == "pending"
-
-
-def pay(order: Order) -> None:
-    raise ConnectionError(f"no answer for {order.pk}")
-
-
-@pytest.fixture
-def failing(declare: Any) -> Timeout:
-    """Fail the first attempt of a timeout."""
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        pay(order)
-
-    policy = declare(Order, name="pay", handler=handler, retry=dq.Retry([300]))
-    row = dq.schedule_timeout(Order.objects.create(), "pay", minutes=1)
-    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now(), due_at=timezone.now())
-    with pytest.raises(ConnectionError):
-        fire_due(policy)
-    found: Timeout = Timeout.objects.get(pk=row.pk)
-    return found
-
-
-def test_a_failed_attempt_shows_the_next_one_and_the_frames_of_the_project(
-    admin_client: Client, failing: Timeout
-) -> None:
-    page = words(admin_client.get(reverse(DETAIL, args=[failing.pk])))
-    assert re.search(r"failed, next attempt \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, ConnectionError: no answer", page), page
-    (error,) = failing.errors
-    assert "/django_delayq/" in error["traceback"]
-    first, *_others, last = render.trace(error).splitlines()
-    assert first == "Traceback (most recent call last):"
-    assert last == f"ConnectionError: no answer for {failing.object_id}"
-    frames = re.findall(r'File "([^"]*)", line \d+, in (\w+)', render.trace(error))
-    assert frames == [(__file__, "handler"), (__file__, "pay")]
 
 
 def test_a_round_that_its_condition_ended_shows_the_values_of_now_to_who_may_view_the_object(
