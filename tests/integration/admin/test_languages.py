@@ -8,17 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
-from django.urls import path, reverse
+from django.urls import reverse
 from django.utils import timezone, translation
 
 import django_delayq as dq
 from django_delayq import operations
-from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
-from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.models import Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import EVENT_LABELS
@@ -40,7 +37,7 @@ from tests.support.typed import Log, Patch
 from tests.testapp.models import Order
 from tests.testapp.timeouts import remind
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.urls("tests.integration.admin.sites")]
 REPORT = "admin:django_delayq_policycontrol_report"
 VERBS = ("cancel", "fire", "postpone", "retry")
 NUMBERS = BRAKED.format(count=51, per="10 min", most=50)
@@ -55,7 +52,7 @@ DATA = (
     r"(admin:)?\b(STAFF|ALICE)\b",
     r"\b(django_delayq\.contrib\.webhooks|delayq_webhooks)(\.\w+)*|\bdelivered_at is None",  # of a policy as any other
     r"America/Sao_Paulo",
-    r"(?m)^\s*Status:?\s*$",  # a field of the project's
+    r"(?m)^\s*(Status|Note):?\s*$",  # fields of the project's
     r"\b[0-9a-f]{32}\b",  # an idempotency key
     r"\bValueError\b",
     r"manage\.py \w+",
@@ -64,21 +61,6 @@ DATA = (
     r"(?m)^\s*I[dD]\s*$",  # the head of the column of ids, as Django has it in every language
 )
 """What is the project's own, and is shown as it is."""
-
-site = admin.AdminSite(name="admin")
-
-
-class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("status",)
-    readonly_fields = ("status",)
-    inlines = (TimeoutInline,)
-
-
-site.register(Timeout, TimeoutAdmin)
-site.register(PolicyControl, PolicyControlAdmin)
-site.register(PolicyChange, PolicyChangeAdmin)
-site.register(Order, OrderAdmin)
-urlpatterns = [path("admin/", site.urls)]
 
 
 def row_in(state: str, cause: str = "", **columns: Any) -> Timeout:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import ERROR, INFO
-from django.core.management import CommandError, call_command, execute_from_command_line, get_commands
+from django.core.management import CommandError, call_command, get_commands
 from django.core.management import load_command_class as load
 from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
@@ -82,15 +82,6 @@ def test_the_examples_in_the_help_are_valid(name: str) -> None:
         program, called, *arguments = shlex.split(example)
         assert (program, called) == ("manage.py", name)
         parser.parse_args(arguments)
-
-
-def test_a_wrong_option_is_reported_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        execute_from_command_line(["manage.py", "delayq_cancel", "--polisy", "x"])
-    usage, error = capsys.readouterr().err.splitlines()
-    assert exit_info.value.code == 2
-    assert usage == "usage: manage.py delayq_cancel [options]"
-    assert error.endswith("error: unrecognized arguments: --polisy x")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.test import Client
 from django.utils import timezone, translation
 from rest_framework.test import APIClient
 
@@ -131,14 +130,6 @@ def test_an_action_refuses_what_its_address_has_beside(operator: APIClient, sche
     assert operator.post(url(row, "cancel"), {"dryrun": True}, format="multipart").status_code == 400
     assert Timeout.objects.get().state == "pending"
     assert operator.post(f"{url(row, 'cancel')}?format=json", format="json").status_code == 200
-
-
-def test_a_form_may_contain_the_token_of_djangos_csrf_check(admin_client: Client) -> None:
-    checking = Client(enforce_csrf_checks=True)
-    checking.cookies.update(admin_client.cookies)
-    checking.cookies["csrftoken"] = token = "a" * 32
-    assert checking.post(f"{POLICY}pause/", {"reason": "outage"}).status_code == 403
-    assert checking.post(f"{POLICY}pause/", {"reason": "outage", "csrfmiddlewaretoken": token}).status_code == 200
 
 
 def test_a_pause_keeps_what_is_left_out_and_null_takes_its_end_away(operator: APIClient) -> None:

@@ -175,20 +175,6 @@ def test_one_object_shows_when_how_long_and_what_time_it_is(orders: list[Order])
     assert OrderSerializer(orders[0]).data["remind"] is None, "the answer is not older than its serializer"
 
 
-SEVERAL: dict[str, tuple[Callable[[], Any], int]] = {
-    "a query": (lambda: Order.objects.order_by("pk"), 2),
-    "a page": (lambda: Paginator(Order.objects.order_by("pk"), 10).page(1), 3),
-    "prefetched": (lambda: list(Order.objects.prefetch_related("timeouts").order_by("pk")), 2),
-}
-
-
-@pytest.mark.parametrize("kind", SEVERAL)
-def test_many_objects_take_one_query_or_none(orders: list[Order], kind: str) -> None:
-    several, most = SEVERAL[kind]
-    shown, asked = queries(lambda: list(OrderSerializer(several(), many=True).data))
-    assert (due(shown), asked) == (expected(orders), most)
-
-
 def test_objects_within_objects_and_behind_a_relation_take_one_query_for_all(
     orders: list[Order], monkeypatch: Patch
 ) -> None:
@@ -199,6 +185,9 @@ def test_objects_within_objects_and_behind_a_relation_take_one_query_for_all(
     shown, asked = queries(lambda: CustomerSerializer(rows, many=True).data)
     assert [due(customer["orders"]) for customer in shown] == [expected(orders[0::2]), expected(orders[1::2]), []]
     assert asked == 3
+    page = Paginator(Order.objects.prefetch_related("timeouts").order_by("pk"), 10).page(1)
+    shown, asked = queries(lambda: OrderSerializer(page, many=True).data)
+    assert (due(shown), asked) == (expected(orders), 3), "the count, the page and its timeouts"
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     shown, asked = queries(lambda: OrderSerializer(orders, many=True).data)
     assert (due(shown), asked) == (expected(orders), 3), "a page longer than one statement holds"

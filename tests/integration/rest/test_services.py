@@ -148,15 +148,6 @@ def test_an_event_in_time_cancels_the_timeout_and_may_proceed(service: APIClient
     assert [state for state, _ in rounds()] == ["cancelled"]
 
 
-def test_while_a_handler_decides_the_caller_is_asked_to_return(service: APIClient, order: Order) -> None:
-    row = dq.schedule_timeout(order, "send_outside", hours=1)
-    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
-    with nothing_changes():
-        answer = ask(service, "guard", policy="testapp.order.send_outside", object=order.pk)
-    assert (answer.status_code, answer["Retry-After"]) == (503, "5")
-    assert "nothing is decided" in answer.data["detail"]
-
-
 @pytest.mark.parametrize("what", ADDRESSES)
 def test_each_request_needs_its_permission_and_a_search_that_to_view(
     what: str, client_with: ClientWith, order: Order

@@ -167,19 +167,6 @@ def test_it_shows_the_time_that_is_left_however_wrong_the_visitors_clock_is(visi
     assert not visit.complaints()
 
 
-def test_a_clock_that_is_set_or_a_machine_that_sleeps_while_the_page_is_open_stops_nothing(visit: Visit) -> None:
-    row = due_in(visit.order, minutes=90)
-    visit.open(clock_is_off_by=timedelta(seconds=1))
-    visit.ask("shiftClock(-7200000)")
-    shown = visit.seconds_shown()
-    visit.wait_for(lambda: visit.seconds_shown() < shown, "the countdown does not move")
-    assert visit.seconds_shown() <= left(row) + 60
-    visit.open(clock_is_off_by=timedelta(seconds=1))
-    shown = visit.seconds_shown()
-    visit.ask("shiftClock(1801000)")  # while the machine slept, the timer did not run, but the clock did
-    visit.wait_for(lambda: visit.seconds_shown() <= shown - 1800, "the countdown has not noticed")
-
-
 def test_at_zero_it_says_so_once_and_tells_the_page(visit: Visit) -> None:
     due_in(visit.order, minutes=5)
     visit.open(clock_is_off_by=timedelta(hours=-1))
