@@ -17,16 +17,10 @@ from django.utils.html import strip_tags
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from tests.integration.admin.places import POLICIES
 from tests.testapp.models import Order
 
 Staff = Callable[..., Client]
-LIST = "admin:django_delayq_timeout_changelist"
-DETAIL = "admin:django_delayq_timeout_change"
-OPERATION = "admin:django_delayq_timeout_operate"
-POLICIES = "admin:django_delayq_policycontrol_changelist"
-OPERATE = "admin:django_delayq_policycontrol_operate"
-SELECTED = "admin:django_delayq_policycontrol_operate_selected"
-REMIND, LINGER, UNPAID = "testapp.order.remind", "testapp.order.linger", "testapp.order.cancel_unpaid"
 
 
 def stored(pk: int | None = None) -> dict[str, Any]:

@@ -16,17 +16,8 @@ from django.utils.html import strip_tags
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import (
-    DETAIL,
-    LIST,
-    OPERATE,
-    POLICIES,
-    REMIND,
-    Staff,
-    listed,
-    policy_shown,
-    source,
-)
+from tests.integration.admin.conftest import Staff, listed, policy_shown, source
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, POLICIES, REMIND
 from tests.integration.commands.conftest import a_worker
 from tests.testapp.models import Order
 

@@ -19,19 +19,8 @@ from django_delayq.models import Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import EVENT_LABELS
-from tests.integration.admin.conftest import (
-    DETAIL,
-    LIST,
-    OPERATE,
-    OPERATION,
-    POLICIES,
-    REMIND,
-    SELECTED,
-    UNPAID,
-    Staff,
-    told,
-    words,
-)
+from tests.integration.admin.conftest import Staff, told, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, REMIND, SELECTED, UNPAID
 from tests.pseudo import english_in, speak_it, words_of
 from tests.support.typed import Log, Patch
 from tests.testapp.models import Order

@@ -18,7 +18,8 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.admin import changelist
 from django_delayq.models import Timeout, slot_of
-from tests.integration.admin.conftest import DETAIL, LIST, REMIND, source
+from tests.integration.admin.conftest import source
+from tests.integration.admin.places import DETAIL, LIST, REMIND
 from tests.support.typed import Patch
 from tests.testapp.models import Order
 

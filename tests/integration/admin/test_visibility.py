@@ -16,7 +16,8 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATION, Staff, listed, queries, source, words
+from tests.integration.admin.conftest import Staff, listed, queries, source, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATION
 from tests.integration.admin.sites import HIDDEN
 from tests.support.typed import Declare, Patch
 from tests.testapp.models import Customer, Order, Voucher

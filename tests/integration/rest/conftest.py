@@ -13,24 +13,11 @@ from rest_framework.test import APIClient
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from tests.integration.rest.places import ALL, LIST
 from tests.testapp.models import Order
 
 Schedule = Callable[..., Timeout]
 ClientWith = Callable[..., APIClient]
-LIST, STATUS, REMIND = "/api/timeouts/", "/api/status/", "testapp.order.remind"
-POLICY = f"/api/policies/{REMIND}/"
-VERBS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{verb: (f"{verb}_timeout", {}) for verb in ("cancel", "fire", "retry", "refire", "erase")},
-    "postpone": ("postpone_timeout", {"minutes": 5}),
-    "reschedule": ("postpone_timeout", {"shift_seconds": -60}),
-}
-POLICY_VERBS: dict[str, dict[str, Any]] = {
-    **{verb: {} for verb in ("pause", "hold", "resume")},
-    "late": {"after_seconds": 3600, "then": "dead"},
-    "brake": {"most": 50, "per_seconds": 600},
-    "shadow": {"share": 10},
-}
-ALL = sorted({codename for codename, _ in VERBS.values()})
 
 
 def url(row: Timeout, verb: str) -> str:

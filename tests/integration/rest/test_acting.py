@@ -15,21 +15,8 @@ from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from django_delayq.sql import statements
-from tests.integration.rest.conftest import (
-    ALL,
-    LIST,
-    POLICY,
-    POLICY_VERBS,
-    REMIND,
-    VERBS,
-    ClientWith,
-    Schedule,
-    act,
-    ready_for,
-    settle,
-    stored,
-    url,
-)
+from tests.integration.rest.conftest import ClientWith, Schedule, act, ready_for, settle, stored, url
+from tests.integration.rest.places import ALL, LIST, POLICY, POLICY_VERBS, REMIND, VERBS
 from tests.support.threads import in_threads
 from tests.support.typed import Patch
 from tests.testapp.models import Order

@@ -23,7 +23,8 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.contrib.rest_framework import CountdownView, DeadlineField
 from django_delayq.models import Timeout
-from tests.integration.rest.conftest import REMIND, Schedule
+from tests.integration.rest.conftest import Schedule
+from tests.integration.rest.places import REMIND
 from tests.support.typed import Patch
 from tests.testapp.models import Customer, ExpressOrder, Order
 

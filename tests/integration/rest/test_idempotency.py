@@ -23,7 +23,8 @@ from django_delayq.models import StoredAnswer, Timeout
 from django_delayq.signals import timeout_scheduled
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
-from tests.integration.rest.conftest import REMIND, ClientWith
+from tests.integration.rest.conftest import ClientWith
+from tests.integration.rest.places import REMIND
 from tests.support.threads import in_threads, start_threads
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order

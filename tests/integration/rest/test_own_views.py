@@ -25,7 +25,8 @@ from django_delayq.contrib.rest_framework import (
 )
 from django_delayq.contrib.rest_framework.urls import urlpatterns as ours
 from django_delayq.models import PolicyChange, StoredAnswer, Timeout
-from tests.integration.rest.conftest import POLICY_VERBS, REMIND, VERBS, Schedule, stored
+from tests.integration.rest.conftest import Schedule, stored
+from tests.integration.rest.places import POLICY_VERBS, REMIND, VERBS
 from tests.support.typed import Declare, Patch
 from tests.testapp.models import ExpressOrder, Order
 

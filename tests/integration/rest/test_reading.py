@@ -24,20 +24,8 @@ from django_delayq.models import Timeout
 from django_delayq.monitoring import reports
 from tests.integration.commands.conftest import a_worker
 from tests.integration.reports.rounds import settled_row
-from tests.integration.rest.conftest import (
-    LIST,
-    POLICY,
-    POLICY_VERBS,
-    REMIND,
-    STATUS,
-    VERBS,
-    ClientWith,
-    Schedule,
-    ids,
-    ready_for,
-    settle,
-    url,
-)
+from tests.integration.rest.conftest import ClientWith, Schedule, ids, ready_for, settle, url
+from tests.integration.rest.places import LIST, POLICY, POLICY_VERBS, REMIND, STATUS, VERBS
 from tests.support.typed import Declare, Patch
 from tests.testapp.models import Customer, Order
 

@@ -20,7 +20,8 @@ from django_delayq import TimeoutPolicy
 from django_delayq.contrib.rest_framework import CancelView
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
-from tests.integration.rest.conftest import REMIND, ClientWith, stored
+from tests.integration.rest.conftest import ClientWith, stored
+from tests.integration.rest.places import REMIND
 from tests.support.typed import Declare, Patch
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
