@@ -43,7 +43,7 @@ def test_a_healthy_installation_is_told_so_and_what_is_wrong_ends_with_1(
     do: Do, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code() == 1, "no worker is running"
-    worker = a_worker()
+    a_worker()
     pending(Order.objects.create())
     assert {finding.level for finding in examine()} == {INFO}
     said = do("delayq_doctor").out
@@ -56,11 +56,6 @@ def test_a_healthy_installation_is_told_so_and_what_is_wrong_ends_with_1(
     told = json.loads(capsys.readouterr().out)
     assert (told[0]["name"], told[0]["level"]) == ("dead", "warning"), "the worst comes first"
     assert {"name", "level", "text", "hint"} == set(told[0])
-    worker.delete()
-    overdue(hours=1)
-    wrong = [finding for finding in examine() if finding.level > INFO]
-    assert {finding.id for finding in wrong} >= {"workers", "dead", "overdue"}
-    assert [finding for finding in wrong if not finding.hint] == []
 
 
 def test_workers_that_are_gone_hang_or_serve_other_queues_are_found(declare: Any, do: Do) -> None:
