@@ -17,7 +17,7 @@ from django_delayq.admin import (
     TimeoutInline,
 )
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from tests.testapp.market import Merchant, Payment, Purchase
+from tests.testapp.market import Payment, Purchase
 from tests.testapp.models import Customer, Order
 
 HIDDEN = "of another tenant"
@@ -60,10 +60,6 @@ class PaymentAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-ar
     fields = ("status",)
 
 
-class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("name",)
-
-
 site, plain, elsewhere = (admin.AdminSite(name=name) for name in ("admin", "plain", "elsewhere"))
 site.register(Timeout, TenantsTimeoutAdmin)
 site.register(PolicyControl, PolicyControlAdmin)
@@ -71,8 +67,8 @@ site.register(PolicyChange, PolicyChangeAdmin)
 for each in (site, plain):
     each.register(Order, OrderAdmin)
     each.register(Customer, CustomerAdmin)
-for model, shown in ((Purchase, PurchaseAdmin), (Payment, PaymentAdmin), (Merchant, MerchantAdmin)):
-    site.register(model, shown)
+site.register(Purchase, PurchaseAdmin)
+site.register(Payment, PaymentAdmin)
 elsewhere.register(Timeout, TimeoutAdmin)
 elsewhere.register(Order, OrderAdmin)
 urlpatterns = [path(f"{each.name}/", each.urls) for each in (site, plain, elsewhere)]

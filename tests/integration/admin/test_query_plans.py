@@ -109,17 +109,6 @@ def test_a_read_of_the_list_goes_through_its_index(monkeypatch: Patch, call: Cal
             assert not any(word in plan for word in SORTING), (sql, plan)
 
 
-def test_failing_rows_are_read_policy_by_policy_through_their_own_index(db: None) -> None:
-    Timeout.objects.filter(policy=RARE, state="pending", object_id__endswith="4").update(attempts=3)
-    (first, _all_pending) = filters.scans({"due": "failing"}, ledger_rows())
-    with CaptureQueriesContext(connection) as captured:
-        found = changelist.read_window(first)
-    assert found.is_whole and len(found.ids) == Timeout.objects.failing().count() > 5
-    for query in captured:
-        plan = plan_of(query["sql"])
-        assert "delayq_failing" in plan and not any(word in plan for word in SORTING), plan
-
-
 def moment(minutes: int) -> str:
     return (timezone.now() + timedelta(minutes=minutes)).isoformat()
 

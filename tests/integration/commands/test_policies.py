@@ -99,16 +99,6 @@ def test_everything_stops_for_an_hour(do: Do, command: str, stop: str) -> None:
     assert set(stops().values()) == {("", False)}
 
 
-def test_of_all_policies_those_that_are_stopped_for_longer_stay_as_they_are(do: Do) -> None:
-    operations.pause(REMIND, by="admin:alice", reason="wrong price list")
-    operations.hold(LINGER, by="admin:alice", until=timezone.now() + 2 * HOUR)
-    operations.pause(UNPAID, by="admin:alice", until=timezone.now() + HOUR / 2)
-    said = do("delayq_hold", "--all", "--until", "1h").out
-    assert said.count("left as it is, because it is stopped for longer") == 2
-    assert (stops()[REMIND], stops()[LINGER], stops()[UNPAID]) == (("paused", False), ("held", True), ("held", True))
-    assert PolicyControl.objects.get(policy=REMIND).reason == "wrong price list"
-
-
 def test_one_policy_that_refuses_does_not_keep_the_others_running(do: Do) -> None:
     operations.hold(LINGER, by="admin:alice", until=timezone.now() + HOUR / 2)
     with pytest.raises(CommandError, match=f"{LINGER} is on hold: resume it first") as refused:

@@ -16,7 +16,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.contrib.countdown import Countdown
 from django_delayq.models import Timeout
-from tests.testapp.models import ExpressOrder, Order, OrderProxy
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
 
@@ -56,22 +56,6 @@ def test_the_newest_round_tells_how_things_stand(order: Order) -> None:
     assert render(text, order=order) == "cancelled  None"
     assert render(text, order=Order.objects.prefetch_related("timeouts").get()) == "cancelled  None"
     assert render(text, order=Order.objects.create(status="new")) == "  None"
-
-
-def test_a_child_finds_its_parents_timeout_whatever_was_prefetched() -> None:
-    child = ExpressOrder.objects.create(created_at=timezone.now())
-    prefetched = ExpressOrder.objects.prefetch_related("timeouts").get(pk=child.pk)
-    proxied = OrderProxy.objects.prefetch_related("timeouts").get(pk=child.pk)
-    text = '{% deadline order "cancel_unpaid" as due %}{{ due.state }}'
-    assert {render(text, order=one) for one in (child, prefetched, proxied)} == {"pending"}
-
-
-def test_the_seconds_that_are_left_end_at_zero(order: Order) -> None:
-    due_at = order.timeouts.get().due_at
-    for before, left, is_due in ((2.5, 3, False), (0, 0, True), (-3, 0, True)):
-        with clock.set_to(due_at - timedelta(seconds=before)):
-            seen = render('{% deadline order "remind" as due %}{{ due.seconds_left }} {{ due.is_due }}', order=order)
-        assert seen == f"{left} {is_due}"
 
 
 def test_nothing_is_shown_of_what_is_not_there_or_not_pending_and_an_unknown_word_is_an_error(order: Order) -> None:
