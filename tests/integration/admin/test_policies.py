@@ -1,4 +1,4 @@
-"""The policies page: what it shows, who may change what, that it asks first, and what it logs."""
+"""The page and the report of policies: what they show, who may change what, that it asks first, and what it logs."""
 
 from __future__ import annotations
 

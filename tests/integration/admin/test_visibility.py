@@ -1,4 +1,4 @@
-"""The admin shows and finds only what the visitor may see, and names objects by what people call them."""
+"""The admin shows, finds and names only what the visitor may see, also on the pages of other models."""
 
 from __future__ import annotations
 

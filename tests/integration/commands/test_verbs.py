@@ -1,4 +1,4 @@
-"""cancel, fire, postpone, retry, list: what they choose, that they ask, and what they say."""
+"""cancel, fire, postpone, retry, list: what options and keywords choose, that they ask, what they refuse and say."""
 
 from __future__ import annotations
 

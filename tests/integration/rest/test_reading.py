@@ -1,4 +1,4 @@
-"""REST lists and shows timeouts and policies, and why none fires: permissions, number of queries, and answers."""
+"""What REST shows of timeouts, policies and their reports: permissions, pages, filters, and the pages for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What endpoints get, and what they may do: answer late, never, or nonsense, redirect, and be restored later."""
+"""What endpoints get, and what they may do: answer late, never, or nonsense, redirect, hang, and be restored later."""
 
 from __future__ import annotations
 
