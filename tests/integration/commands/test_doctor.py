@@ -253,7 +253,7 @@ def failing(minutes_ago: float, attempts: int = 1) -> Timeout:
     times = [now - timedelta(minutes=ago) for ago in (minutes_ago, 0.5)][:attempts]
     for at in times:
         record(row, "failed", at, attempt=1, error="SMTPError", message="421", traceback="")
-    moments = {"first_failed_at": times[0], "last_failed_at": times[-1]}
+    moments: dict[str, Any] = {"first_failed_at": times[0], "last_failed_at": times[-1]}
     return as_if(row, "pending", attempts=attempts, history=row.history, **moments)
 
 

@@ -220,7 +220,7 @@ def test_keywords_steer_as_options_do_and_may_be_typed_values(rows: dict[str, Ti
         call("delayq_pause", policy=[REMIND], until=end)
         assert state_of(REMIND).until == end
     call("delayq_replan", UNPAID, after=timedelta(minutes=50), mode="keep")
-    call("delayq_brake", REMIND, 500, per="10m")
+    call("delayq_brake", REMIND, "500", per="10m")
     brake = state_of(REMIND).brake
     assert (state_of(UNPAID).after, brake and brake.most) == (timedelta(minutes=50), 500)
     assert "queues    default, other\n" in call("delayq_worker", queue=["default", "other"], burst=True)
