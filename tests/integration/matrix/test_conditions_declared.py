@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 from django.apps import AppConfig, apps
-from django.contrib.postgres.functions import TransactionNow
 from django.core.checks import CheckMessage, run_checks
 from django.db import DatabaseError, connection, transaction
 from django.db.migrations.state import ProjectState
@@ -20,17 +18,15 @@ from django.db.models import Case, Exists, F, Func, IntegerField, OuterRef, Q, Q
 from django.db.models.expressions import RawSQL
 from django.db.models.fields import BooleanField
 from django.db.models.functions import Coalesce, Now
-from django.db.models.lookups import Exact, GreaterThan
+from django.db.models.lookups import Exact
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.policy.reads import columns_read
-from django_delayq.sql.now import DatabaseNow
 from tests.integration.firing.conftest import due, fire, state
 from tests.testapp.conditions import NotHidden
-from tests.testapp.market import Purchase
 from tests.testapp.models import (
     Archived,
     Customer,
@@ -38,7 +34,6 @@ from tests.testapp.models import (
     Item,
     ManagedNotHidden,
     ManagedWithCount,
-    Order,
     Removable,
     Task,
 )
@@ -77,72 +72,45 @@ def warning(check_id: str) -> Any:
     return message
 
 
-@pytest.mark.parametrize(
-    ("model", "when", "ids"),
-    [
-        (Task, Q(kids__isnull=True), []),
-        (Task, ~Q(kids__status="open"), []),
-        (Task, Q(owner__vip=True), []),
-        (Task, Q(owner__in=Customer.objects.filter(vip=True)), ["W001"]),
-        (Task, OTHER_ROWS, ["W001"]),
-        (Task, ~Q(Exists(Customer.objects.all())), ["W001"]),
-        (Task, Q(tags__name="late"), []),
-        (ManagedWithCount, Q(peers__gt=1), ["W001"]),
-        (ManagedWithCount, Q(of_vip=True), ["W001"]),
-        (ManagedNotHidden, Q(), ["W001"]),
-        (Order, Q(expressorder__courier="x"), []),
-    ],
-)
-def test_a_condition_that_reads_other_rows_is_asked_on_every_save_and_warned_of_if_it_cannot_be_watched(
-    declare: Declare, model: Any, when: Q, ids: list[str], django_assert_num_queries: Any
-) -> None:
-    with django_assert_num_queries(0):  # a queryset in the condition must not be read while Django starts
-        policy = declare(model, name="related", after=HOUR, since=None, when=when)
-    assert warnings() == ids
-    assert columns_read(policy) is None
-
-
 RAW_SQL = RawSQL(f"{connection.ops.quote_name('testapp_task')}.status = %s", ["open"], output_field=BooleanField())
 
 
 @pytest.mark.parametrize(
-    ("model", "when", "fields"),
+    ("model", "when", "expected"),
     [
-        (Task, Q(status="open"), {"status"}),
-        (Task, Q(parent__isnull=True), {"parent", "parent_id"}),
-        (Task, Q(parent__id=7), {"parent", "parent_id"}),
-        (Task, Q(status__in=["x", F("note")]), {"status", "note"}),
-        (Task, Q(amount__range=(0, F("bound"))), {"amount", "bound"}),
-        (Task, Q(doubled=2), {"doubled", "amount"}),
-        (Task, Q(data__paid=True), {"data"}),
-        (ManagedWithCount, Q(size=4), {"amount", "bound"}),
-        (ExpressOrder, Q(status="unpaid", courier="x"), {"status", "courier"}),
-        (Task, Q(RAW_SQL), None),  # which may read any column
+        (Task, Q(parent__id=7), ({"parent", "parent_id"}, [])),
+        (Task, Q(status__in=["x", F("note")]), ({"status", "note"}, [])),
+        (Task, Q(doubled=2), ({"doubled", "amount"}, [])),
+        (Task, Q(data__paid=True), ({"data"}, [])),
+        (ManagedWithCount, Q(size=4), ({"amount", "bound"}, [])),
+        (ExpressOrder, Q(status="unpaid", courier="x"), ({"status", "courier"}, [])),
+        (Task, Q(RAW_SQL), (None, [])),  # which may read any column
+        (Task, Q(owner__vip=True), (None, [])),  # other rows, which are watched
+        (Task, Q(owner__in=Customer.objects.filter(vip=True)), (None, ["W001"])),
+        (Task, OTHER_ROWS, (None, ["W001"])),
+        (ManagedWithCount, Q(of_vip=True), (None, ["W001"])),
+        (ManagedNotHidden, Q(), (None, ["W001"])),
     ],
 )
-def test_a_condition_on_own_columns_is_not_warned_of(declare: Declare, model: Any, when: Q, fields: Any) -> None:
-    found = columns_read(declare(model, name="own", after=HOUR, since=None, when=when))
-    assert warnings() == []
-    assert (found if found is None else set(found)) == fields
+def test_a_condition_that_reads_more_than_own_columns_is_asked_on_every_save_and_warned_of_if_it_cannot_be_watched(
+    declare: Declare, model: Any, when: Q, expected: Any, django_assert_num_queries: Any
+) -> None:
+    with django_assert_num_queries(0):  # a queryset in the condition must not be read while Django starts
+        policy = declare(model, name="reads", after=HOUR, since=None, when=when)
+    found = columns_read(policy)
+    assert (found if found is None else set(found), warnings()) == expected
 
 
 @pytest.mark.parametrize(
     ("model", "options", "ids"),
     [
-        (Task, {"after": HOUR, "when": Q(), "since": None}, []),
-        (Task, {"when": Q()}, []),
-        (Task, {"after": HOUR}, []),
         (Task, {"after": HOUR, "when": Q(), "since": "begun_at"}, []),
         (Task, {"after": HOUR, "when": Q()}, ["I004"]),
         (Task, {"after": HOUR, "since": "begun_at"}, ["W013"]),
-        (Task, {"when": OTHER_ROWS, "silenced_checks": "django_delayq.W001"}, []),
         (Task, {"when": OTHER_ROWS, "silenced_checks": ["W001"]}, []),
         (Removable, {"when": Q(status="open")}, ["W015"]),
-        (Removable, {}, ["W015"]),
         (Removable, {"when": Q(status="open", deleted_at__isnull=True)}, []),
         (Archived, {"when": Q(status="open")}, ["W015"]),
-        (Archived, {"when": Q(status="open", archive="")}, []),
-        (ManagedNotHidden, {"when": Q(status="open")}, ["W001"]),  # of the base manager, which hides rows
     ],
 )
 def test_what_is_forgotten_is_warned_of(declare: Declare, model: Any, options: dict[str, Any], ids: list[str]) -> None:
@@ -155,41 +123,20 @@ def test_what_is_forgotten_is_warned_of(declare: Declare, model: Any, options: d
         assert check_id != "W013" or ("not automatic" in message.msg and "when=Q()" in str(message.hint))
 
 
-def test_checks_go_on_after_a_manager_that_raises(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    def needs_a_request(self: Any) -> Any:
-        raise RuntimeError("no tenant")
-
-    declare(Task, name="known", when=OTHER_ROWS, silenced_checks="W001")
-    other = declare(Task, name="other", when=OTHER_ROWS)
-    dq.register_policy(built := dq.TimeoutPolicy(model=Task, name="built", after=HOUR, when=Q(), handler=print))
-    registry.remove(built)
-    monkeypatch.setattr(type(Archived._default_manager), "get_queryset", needs_a_request)
-    declare(Archived, name="soft", after=HOUR, when=Q(status="open"), since=None)
-    assert warnings() == ["W001"]
-    assert warning("W001").obj == other and "other rows" in str(warning("W001"))
-
-
 CALLED, MISSING = "is called with", "missing a required argument: "
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"handler": lambda task: None}, f"{CALLED} (obj, timeout), but takes (task): too many"),
-    ({"handler": lambda: None}, "but takes ()"),
-    ({"handler": lambda self, task, timeout: None}, f"{MISSING}'timeout'"),
     ({"handler": lambda task, timeout, *, reason: None}, "'reason'"),
-    ({"handler": functools.partial(with_an_extra, [], None)}, "but takes (timeout"),
     ({"handler": CallableObject}, "is a class"),
     ({"handler": lambda task, timeout: (yield)}, "`yield`"),
     ({"handler": "shop.tasks.cancel"}, "must be a function, not 'shop.tasks.cancel'"),
     ({"handler": lambda tasks: None, "batch": 10}, "(queryset, timeouts), but takes (tasks)"),
-    ({"after": lambda: None}, f"after {CALLED} (obj), but takes ()"),
     ({"after": lambda task, now: None}, f"{MISSING}'now'"),
-    ({"since": timedelta}, "is a class"),
     ({"since": lambda task: (yield)}, "`yield`"),
     ({"since": "doubled", "when": Q()}, "'doubled' is not a DateTimeField or DateField of Task"),
     ({"when": Q(begun_at__lt="soon")}, "its when does not fit: "),
-    *(({"silenced_checks": each}, "; it may have W001, ") for each in ("W0001", "E004", ["W001", "W014"], 1, [None])),
+    *(({"silenced_checks": each}, "; it may have W001, ") for each in ("W0001", ["W001", "W014"], 1)),
     ({"afte": HOUR}, "Did you mean 'after'?"),
-    ({"max_extension": 1}, "'max_extensions'"),
-    ({"x": 1}, "options are"),
 ]
 
 
@@ -210,51 +157,22 @@ def test_the_decorator_without_a_model_is_refused() -> None:
         decorate(CallableObject)
 
 
-def test_since_may_be_a_generated_field_and_follows_the_columns_that_it_is_made_of(declare: Declare) -> None:
-    now = timezone.now().replace(microsecond=0)
-    policy = declare(Task, name="generated", after=HOUR, since="counted_from", when=Q(doubled__lt=10))
-    task = Task.objects.create(begun_at=now)
-    assert dq.get_deadline(task, policy) == now + HOUR
-    task.resumed_at = now + HOUR
-    task.save(update_fields=["resumed_at"])
-    assert dq.get_deadline(task, policy) == now + 2 * HOUR
-    task.amount = 5
-    task.save(update_fields=["amount"])
-    assert dq.get_deadline(task, policy) is None
-    Task.objects.update(amount=0)
-    assert dq.sync_timeouts(Task.objects.all()) == 1
-    row = dq.schedule_timeout(task, policy)
-    assert row.since_at == now + HOUR
-
-
 @pytest.mark.parametrize(
     "condition",
     [
-        lambda states: Q(status__in=states),
         lambda states: Q(amount=0) & ~Q(Q(note="x") | ~Q(status__in=states)),
         lambda states: Q(Case(When(status__in=states, then=True), default=False, output_field=BooleanField())),
         lambda states: Q(kids=None) & Q(Exists(Task.objects.filter(pk=OuterRef("pk"), status__in=states))),
     ],
 )
-@pytest.mark.parametrize("make", [iter, lambda states: map(str, states), lambda states: (each for each in states)])
-def test_an_iterator_in_a_condition_matches_each_time(declare: Declare, condition: Any, make: Any) -> None:
-    policy = declare(Task, name="iterator", after=HOUR, since="begun_at", when=condition(make(["open", "asked"])))
+def test_an_iterator_in_a_condition_matches_each_time(declare: Declare, condition: Any) -> None:
+    policy = declare(Task, name="iterator", after=HOUR, since="begun_at", when=condition(iter(["open", "asked"])))
     open_, asked, other = (
         Task.objects.create(begun_at=timezone.now(), status=status) for status in ("open", "asked", "done")
     )
     assert dq.pending_timeouts(open_, policy).count() == dq.pending_timeouts(asked, policy).count() == 1
     assert dq.pending_timeouts(other, policy).count() == 0
     assert Task._base_manager.filter(policy.when or Q()).count() == 2
-
-
-def test_an_iterator_that_has_been_read_before_is_refused(declare: Declare) -> None:
-    is_open = Q(status__in=map(str, ["open"]))
-    declare(Task, name="one", after=HOUR, since="begun_at", when=Q(amount=0) & is_open)
-    with pytest.raises(dq.PolicyError, match=r"'two': status__in in its when is an iterator without items.*list"):
-        declare(Task, name="two", after=HOUR, since="begun_at", when=Q(amount=1) & is_open)
-    shared = Q(status__in=map(str, ["open"]))
-    for name in ("three", "four"):
-        assert "open" in str(declare(Task, name=name, after=HOUR, since="begun_at", when=shared).when)
 
 
 def test_handlers_of_every_callable_kind_run(declare: Declare) -> None:
@@ -283,19 +201,6 @@ def test_handlers_of_every_callable_kind_run(declare: Declare) -> None:
     assert plain.ran == waiting.ran == task.pk
 
 
-def test_a_base_manager_is_asked_again_by_each_save(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it filters by may differ each time, as the tenant of a request does."""
-    declare(ManagedNotHidden, name="own", after=HOUR, since="begun_at", when=Q(status="open"))
-    for tenant in ("first", "second"):
-        rows: Any = QuerySet(ManagedNotHidden).filter(remark=tenant)
-        monkeypatch.setattr(NotHidden, "get_queryset", lambda manager, rows=rows: rows)
-        obj = ManagedNotHidden.objects.create(remark=tenant, begun_at=timezone.now())
-        assert Timeout.objects.pending().filter(object_id=obj.pk).count() == 1
-        obj.status = "done"
-        obj.save()
-        assert Timeout.objects.get(object_id=obj.pk).state == "cancelled"
-
-
 @pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
 def test_an_object_that_the_base_manager_hides_from_this_thread_is_not_gone(
     declare: Declare, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -313,17 +218,6 @@ def test_an_object_that_the_base_manager_hides_from_this_thread_is_not_gone(
     obj.delete()
     fire(gone)
     assert state(gone)[1] == "gone"
-
-
-def test_the_options_can_be_inspected() -> None:
-    parameters = inspect.signature(dq.timeout_policy).parameters
-    assert list(parameters) == [
-        *("model", "name", "after", "since", "when", "hold_when", "retry", "batch", "batch_by", "together", "atomic"),
-        "queue",
-        *("max_extensions", "aliases", "limits", "late", "brake", "shadow", "search", "owner", "silenced_checks"),
-        *("within", "grace", "retention"),
-    ]
-    assert parameters["atomic"].default is True
 
 
 @pytest.mark.parametrize(
@@ -351,78 +245,37 @@ def test_a_historical_model_is_named_as_the_reason(declare: Declare) -> None:
     assert dq.sync_timeouts(Task.objects.all()) == 1
 
 
-def test_the_story_says_what_keeps_it_from_firing(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = declare(ManagedNotHidden, name="by_hand", when=Q(status="open"))
-    obj = ManagedNotHidden.objects.create()
-    row = dq.schedule_timeout(obj, policy, minutes=5)
-    unmet = "the condition of the policy does not hold"
-    for status in ("open", "done"):
-        ManagedNotHidden.objects.update(status=status)
-        outlook = dq.explain_timeout(obj, policy).outlook
-        assert outlook.startswith("It is due at ") and (unmet in outlook) is (status == "done")
-    ManagedNotHidden.objects.update(status="open")
-    with monkeypatch.context() as patched:  # as outside a request, where no tenant is known
-        patched.setattr(NotHidden, "get_queryset", lambda manager: QuerySet(ManagedNotHidden).none())
-        assert unmet in dq.explain_timeout(obj, policy).outlook
-    ManagedNotHidden.objects.all()._raw_delete("default")
-    assert "the object no longer exists" in dq.explain_timeout(row).outlook
-
-
 def reported(check_id: str, **options: Any) -> list[CheckMessage]:
     return [each for each in run_checks(**options) if each.id == f"django_delayq.{check_id}"]
 
 
-UNKNOWN = Func("status", function="no_such_function", output_field=IntegerField())
-ONLY_POSTGRESQL = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="the others compare strings with numbers"
-)
-
-
 @pytest.mark.dialect
-@pytest.mark.parametrize(
-    ("model", "refused", "option"),
-    [
-        (Task, Q(Exact(UNKNOWN, 1)), "when"),
-        (Task, Q(Exact(UNKNOWN, 1)), "hold_when"),
-        pytest.param(Purchase, ~Q(remarks__is_open=True), "when", marks=ONLY_POSTGRESQL),  # `object_id` is a string
-    ],
-    ids=["function", "function in hold_when", "string for a key"],
-)
-def test_what_the_database_refuses_is_reported_by_a_check(
-    declare: Declare, model: Any, refused: Q, option: str
-) -> None:
-    """Every save failed, and no check reported it."""
-    since = "begun_at" if model is Task else "created_at"
-    options: dict[str, Any] = {"after": HOUR, "since": since, "when": Q()}
-    policy = declare(model, name="refused", **{**options, option: refused})
+@pytest.mark.parametrize("option", ["when", "hold_when"])
+def test_what_the_database_refuses_is_reported_by_a_check(declare: Declare, option: str) -> None:
+    """Every save fails."""
+    options: dict[str, Any] = {"after": HOUR, "since": "begun_at", "when": Q()}
+    unknown = Func("status", function="no_such_function", output_field=IntegerField())
+    policy = declare(Task, name="refused", **{**options, option: Q(Exact(unknown, 1))})
     assert reported("W007") == []
     (message,) = reported("W007", databases=["default"])
     assert message.obj == policy and f" {option} of {policy.label}" in message.msg
     assert str(message).count("\n") == 1
     with pytest.raises(DatabaseError), transaction.atomic():
-        model.objects.create(**{since: timezone.now()})
+        Task.objects.create(begun_at=timezone.now())
 
 
 AT_START = timezone.now()
 TIMES: dict[str, tuple[Q, bool | None]] = {
-    "of the start": (Q(begun_at__lt=AT_START), True),
     "a day": (Q(begun_at__date=AT_START.date()), True),
     "a range": (Q(status="open") & ~Q(begun_at__range=(AT_START, AT_START + HOUR)), True),
     "a value": (Q(begun_at__gt=Coalesce("resumed_at", Value(AT_START))), True),
-    "a lookup": (Q(GreaterThan(F("begun_at"), AT_START)), True),
     "of other rows": (Q(Exists(Task.objects.filter(parent=OuterRef("pk"), begun_at__lt=AT_START))), True),
-    "of a list": (Q(parent__in=Task.objects.filter(begun_at__lt=Now() - HOUR)), False),
-    "now": (Q(begun_at__lt=Now()), False),
     "an hour ago": (~Q(begun_at__lt=Now() - HOUR), False),
-    "of the transaction": (Q(begun_at__lt=TransactionNow()), False),
-    "of the ledger": (Q(begun_at__lt=DatabaseNow()), False),
     "none": (Q(begun_at__lt=F("resumed_at") + HOUR, status="2026-11-28", amount=2026), None),
 }
 
 
-@pytest.mark.parametrize(
-    ("option", "kind"), [*(("when", kind) for kind in TIMES), ("hold_when", "a day"), ("hold_when", "now")]
-)
+@pytest.mark.parametrize(("option", "kind"), [*(("when", kind) for kind in TIMES), ("hold_when", "a day")])
 def test_a_time_in_a_condition_is_warned_of(declare: Declare, option: str, kind: str) -> None:
     """One that Python has computed stays as it was at the start; the database's changes without a save."""
     condition, is_fixed = TIMES[kind]
