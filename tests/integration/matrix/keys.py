@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -49,48 +49,40 @@ def _keyed(name: str, *values: Any) -> list[dict[str, Any]]:
     return [{name: value} for value in values]
 
 
-TEXTS = ('50%\'s "a\\b"; ü/ß ✓', '50%\'S "A\\B"; Ü/SS ✓', '50_\'s "a\\b"; ü/ß ✓', "_:a?b#c&d=e+f")
-UUIDS = [uuid.UUID(int=(0xAB << 120) + number) for number in range(4)]
+TEXTS = ('50%\'s "a\\b"; ü/ß ✓', '50%\'S "A\\B"; Ü/SS ✓', '50_\'s "a\\b"; ü/ß ✓')
+UUIDS = [uuid.UUID(int=(0xAB << 120) + number) for number in range(3)]
 # The key of each child is that of another child's row in the parent's table.
-OWN = [{"id": 100 + number, "number": 101 + number} for number in range(4)]
-OWN_TOO = [{**row, "code": str(102 + number)} for number, row in enumerate(OWN)]
+OWN = [{"id": number, "number": number + 1, "code": str(number + 2)} for number in range(100, 103)]
 CASES = [
-    Case(keys.AutoKey, _keyed("id", 7, 77, 70, 1)),
-    Case(keys.BigAutoKey, _keyed("id", 2**62, 2**62 + 1, 24, 2)),
+    Case(keys.BigAutoKey, _keyed("id", 2**62, 2**62 + 1, 24)),
     Case(keys.UUIDKey, _keyed("id", *UUIDS)),
     Case(keys.HexUUIDKey, _keyed("id", *UUIDS)),
     Case(keys.DashedUUIDKey, _keyed("id", *UUIDS)),
     Case(keys.TextKey, _keyed("code", *TEXTS)),
-    Case(keys.SlugKey, _keyed("slug", "äpfel-a", "Äpfel-a", "apfel-a", "ÄPFEL-A")),
+    Case(keys.SlugKey, _keyed("slug", "äpfel-a", "Äpfel-a", "apfel-a")),
     Case(keys.OneToOneKey),
     Case(keys.ProxyKey, owner=keys.BigAutoKey),
-    Case(keys.SharedChild),
     Case(keys.SharedChild, owner=keys.Parent),
-    Case(keys.SharedGrandchild, owner=keys.Parent),
-    Case(keys.OwnChild, OWN),
-    Case(keys.OwnChild, OWN, keys.Parent),
-    Case(keys.OwnGrandchild, OWN_TOO),
-    Case(keys.OwnGrandchild, OWN_TOO, keys.OwnChild),
-    Case(keys.OwnGrandchild, OWN_TOO, keys.Parent),
-    Case(keys.PolyChild, owner=keys.PolyBase),
+    Case(keys.OwnGrandchild, OWN),
+    Case(keys.OwnGrandchild, OWN, keys.OwnChild),
+    Case(keys.OwnGrandchild, OWN, keys.Parent),
     Case(keys.PolyGrandchild, owner=keys.PolyBase),
-    Case(keys.PolyGrandchild, owner=keys.PolyChild),
 ]
 if settings.AUTH_USER_MODEL == "swapped.Member":  # a process of its own: see test_keys_swapped_user
-    CASES = [Case(get_user_model(), _keyed("email", "Ann@x.org", "ann@x.org", "ann@X.org", "ann@x.or"))]
+    CASES = [Case(get_user_model(), _keyed("email", "Ann@x.org", "ann@x.org", "ann@x.or"))]
 
 
 @dataclass
 class World:
-    """One case with its policies, an object, and a second one that must not be touched."""
+    """One case with its policies, an object, a second one that must not be touched, and another one."""
 
     case: Case
     auto: TimeoutPolicy[Any]
     hand: TimeoutPolicy[Any]
     obj: Any
     twin: Any
-    others: list[Any] = field(default_factory=list)
-    handled: list[Any] = field(default_factory=list)
+    other: Any
+    handled: list[Any]
 
     def rows(self, obj: Model) -> list[Timeout]:
         """Every row about `obj`, found in Python alone."""
@@ -115,15 +107,9 @@ def make_world(case: Case, declare: Callable[..., TimeoutPolicy[Any]]) -> World:
         assert timeout.content_object == obj
         handled.append(obj.pk)
 
-    auto = declare(
-        case.policy_model,
-        handler,
-        name="auto",
-        after=datetime.timedelta(hours=1),
-        since="begun_at",
-        when=Q(status="open"),
-    )
+    automatic: dict[str, Any] = {"after": datetime.timedelta(hours=1), "since": "begun_at", "when": Q(status="open")}
+    auto = declare(case.policy_model, handler, name="auto", **automatic)
     hand = declare(case.policy_model, handler, name="hand")
     begun = timezone.now()
     obj, twin, other = (case.make(number, begun_at=begun) for number in range(3))
-    return World(case, auto, hand, obj, twin, [other], handled)
+    return World(case, auto, hand, obj, twin, other, handled)

@@ -123,6 +123,15 @@ def test_what_is_forgotten_is_warned_of(declare: Declare, model: Any, options: d
         assert check_id != "W013" or ("not automatic" in message.msg and "when=Q()" in str(message.hint))
 
 
+def test_checks_go_on_after_a_manager_that_raises(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_a_request(self: Any) -> Any:
+        raise RuntimeError("no tenant")
+
+    monkeypatch.setattr(type(Archived._default_manager), "get_queryset", needs_a_request)
+    declare(Archived, name="soft", when=Q(status="open"))
+    assert warnings() == []
+
+
 CALLED, MISSING = "is called with", "missing a required argument: "
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"handler": lambda task: None}, f"{CALLED} (obj, timeout), but takes (task): too many"),
@@ -215,7 +224,8 @@ def test_an_object_that_the_base_manager_hides_from_this_thread_is_not_gone(
     assert (state(row), row.attempts) == (("pending", ""), 0)
     assert fire(row).fired == (row.pk,)
     gone = due(obj, policy)
-    obj.delete()
+    QuerySet(ManagedNotHidden)._raw_delete("default")
+    assert "the object no longer exists" in dq.explain_timeout(gone).outlook
     fire(gone)
     assert state(gone)[1] == "gone"
 

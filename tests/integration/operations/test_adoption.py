@@ -13,13 +13,13 @@ from django.utils import timezone
 from django_delayq import DelayqError, before_deadline
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import WrongInstallation
-from django_delayq.models import Installation, PolicySync, Timeout, WorkerSeen
+from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.operations import Adoption, adopt, retry
-from django_delayq.redis_clients import get_engine, get_worker_engine, key_prefix
+from django_delayq.redis_clients import key_prefix
 from django_delayq.worker import Worker
 from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
 from tests.integration.operations.conftest import BY, as_if, contents, dead, die, many, pending, said
-from tests.integration.operations.names import HOUR, UNPAID, PagesOf
+from tests.integration.operations.names import PagesOf
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -89,14 +89,6 @@ def test_pending_rows_need_a_decision(order: Order) -> None:
     assert adopt(by=BY) == Adoption("production", "staging")
 
 
-def test_heartbeats_and_claims_of_the_copied_workers_are_removed() -> None:
-    seen(3600)
-    PolicySync.objects.create(policy=UNPAID, claimed_until=timezone.now() + HOUR)
-    adopt(by=BY)
-    assert not WorkerSeen.objects.exists()
-    assert PolicySync.objects.get().claimed_until is None
-
-
 @each_option
 def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(option: Any, pages_of: PagesOf) -> None:
     pages_of(4)
@@ -133,17 +125,6 @@ def test_redis_keeps_entries_of_the_other_one(order: Order, redis_client: redis.
     for _ in range(2):
         assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
         adopt(by=BY, pending="cancel")
-
-
-@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", None])
-def test_the_ledger_is_adopted_without_a_redis_that_answers(
-    settings: Settings, order: Order, address: str | None
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": address}
-    if address is None:
-        assert get_engine("default") is None and get_worker_engine("default") is None
-    pending(order)
-    assert adopt(by=BY, pending="cancel") == Adoption("production", "staging", cancelled=1)
 
 
 @each_option

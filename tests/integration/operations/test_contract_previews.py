@@ -25,12 +25,11 @@ from rest_framework.test import APIClient
 import django_delayq as dq
 from django_delayq import Brake, operations
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.operations import runner
 from django_delayq.operations.previews import DEADLINES_CHANGE
 from django_delayq.operations.registry import NOT_MOVING, OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from tests.integration.operations import test_contract as contract
 from tests.integration.operations.conftest import BY, as_if, dead, pending
-from tests.integration.operations.names import HOUR, MINUTE, UNPAID, Declare, PagesOf
+from tests.integration.operations.names import HOUR, MINUTE, UNPAID, Declare
 from tests.integration.operations.test_contract import (
     GOOD,
     address_in_admin,
@@ -161,16 +160,6 @@ def reminders(count: int) -> QuerySet[Timeout]:
     for hours, order in enumerate(reversed(orders), 1):
         dq.schedule_timeout(order, "remind", hours=hours)
     return Timeout.objects.filter(object_id__in=[order.pk for order in orders])
-
-
-def test_the_first_are_the_soonest_of_all_rows(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
-    pages_of(3)
-    monkeypatch.setattr(runner, "MAX_IDS", 4)
-    rows = reminders(8)
-    preview = TIMEOUT_OPERATIONS["cancel"].preview(rows)
-    soonest = list(rows.order_by("due_at").values_list("pk", "object_id")[:3])
-    assert (preview.changed.value, list(preview.ids)) == (8, [row_id for row_id, _ in soonest])
-    assert preview.names() == [object_id for _, object_id in soonest]
 
 
 @pytest.mark.parametrize(

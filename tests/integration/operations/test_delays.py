@@ -29,12 +29,11 @@ from django_delayq import (
 )
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.controls import policy_state, stop_cache
-from django_delayq.ledger.paging import newest_id
-from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations import change_delay, preview_delay
-from django_delayq.operations.changes import PolicyConflict, move_missed, time_limit
+from django_delayq.operations.changes import move_missed
 from django_delayq.scheduling.bulk import schedule_timeouts
-from tests.integration.firing.conftest import another_session, in_another_thread
+from tests.integration.firing.conftest import another_session
 from tests.integration.operations.conftest import BY, die, said
 from tests.integration.operations.names import MINUTE, REMIND, UNPAID, Declare, PagesOf
 from tests.testapp.models import Order
@@ -152,20 +151,6 @@ def test_a_preview_says_how_many_would_be_due_at_once_and_what_is_pending_can_be
     assert {row.due_at - row.since_at for row in Timeout.objects.all() if row.since_at} == {30 * MINUTE}
 
 
-def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.operations.previews.MAX_COUNT", 2)
-    for _ in range(3):
-        unpaid()
-    seen = preview_delay(UNPAID, MINUTE)
-    assert (seen.pending, seen.is_capped) == (2, True)
-    for row in Timeout.objects.all():
-        reschedule_timeout(row, minutes=1)
-    unpaid()
-    seen = preview_delay(UNPAID, MINUTE)
-    assert (seen.pending, seen.hand_set, seen.is_capped) == (0, 2, True), "it does not look for others beyond"
-    assert preview_delay(UNPAID, MINUTE, hand_set=True).pending == 2
-
-
 @pytest.mark.parametrize(
     ("label", "after", "mode", "words"),
     [
@@ -215,12 +200,6 @@ def test_a_shift_whose_process_dies_half_way_moves_no_row_twice(pages_of: PagesO
     assert {waits(order) for order in orders} == {50 * MINUTE}
 
 
-def test_the_replay_of_recorded_orders_sees_the_delay_at_its_own_moment() -> None:
-    change_delay(UNPAID, 45 * MINUTE, by=BY)
-    with clock.set_to(timezone.now() + timedelta(days=400)):
-        assert waits(Order.objects.create(status="unpaid", created_at=clock.now())) == 45 * MINUTE
-
-
 def test_a_connection_that_a_move_has_lost_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """MySQL may lose it after the COMMIT of a page. The error is logged only, and the view continues."""
     order = unpaid()
@@ -247,26 +226,6 @@ def test_a_connection_that_a_move_has_lost_is_not_used_again(monkeypatch: pytest
         pass
     row = pending_timeouts(order).get()
     assert row.since_at is not None and row.due_at == row.since_at + timedelta(hours=2)
-
-
-@pytest.mark.skipif(connection.vendor != "mysql", reason="elsewhere an older view is refused, or there is none")
-def test_an_older_view_does_not_hide_a_change_that_still_moves_rows() -> None:
-    """REPEATABLE READ on MySQL and MariaDB, in the caller's transaction: plain reads show what it has seen first."""
-    unpaid()
-    operations.hold(UNPAID, by=BY)
-    options = connection.settings_dict["OPTIONS"]
-    connection.close()
-    options["isolation_level"] = "repeatable read"
-    try:
-        with transaction.atomic():
-            assert not PolicyChange.objects.filter(finished_at=None).exists()
-            in_another_thread(lambda: operations.resume(UNPAID, by=BY, progress=time_limit(-1.0)))
-            with pytest.raises(PolicyConflict):
-                operations.resume(UNPAID, by=BY)
-    finally:
-        connection.close()
-        del options["isolation_level"]
-    assert PolicyControl.objects.get().stop == "releasing"
 
 
 def commit_late(order: Order, **values: Any) -> None:
@@ -318,17 +277,6 @@ def test_rows_that_a_change_missed_are_moved_in_pages_by_one_worker_a_minute(pag
     assert [waits(order) for order in orders] == [30 * MINUTE, *[45 * MINUTE] * 4]
 
 
-def test_rows_without_since_that_a_change_missed_are_moved(declare: Declare) -> None:
-    policy, order = declare(Order, name="soon", after=30 * MINUTE), Order.objects.create()
-    row = schedule_timeout(order, policy)
-    operations.change_delay(policy, 45 * MINUTE, by=BY, mode="recompute")
-    Timeout.objects.update(due_at=row.due_at, run_at=row.due_at, ready_at=None)
-    with later():
-        assert move_missed(connection.alias) == 1
-    row = Timeout.objects.get()
-    assert row.due_at - row.created_at == 45 * MINUTE
-
-
 @pytest.mark.parametrize("modes", [["shift"], ["keep"], ["shift", "keep"]], ids=["moved by hand", "kept", "followed"])
 def test_what_a_change_was_not_about_is_not_taken_for_missed(modes: list[Any]) -> None:
     by_hand, extended, plain = unpaid(), unpaid(), unpaid()
@@ -344,20 +292,6 @@ def test_what_a_change_was_not_about_is_not_taken_for_missed(modes: list[Any]) -
     with later():
         assert move_missed(connection.alias) == 0
     assert [waits(order) for order in (by_hand, extended, after)] == [30 * MINUTE, 31 * MINUTE, 30 * MINUTE]
-
-
-def test_what_is_scheduled_during_a_change_has_the_new_delay(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, order = declare(Order, name="soon", after=30 * MINUTE), Order.objects.create()
-
-    def scheduled_just_then(using: str) -> int:
-        found = newest_id(using)
-        schedule_timeout(order, policy)
-        return found
-
-    monkeypatch.setattr("django_delayq.operations.policies.newest_id", scheduled_just_then)
-    operations.change_delay(policy, 45 * MINUTE, by=BY, mode="recompute")
-    row = Timeout.objects.get()
-    assert row.due_at - row.created_at == 45 * MINUTE
 
 
 def test_what_is_scheduled_after_the_change_and_before_its_move_is_left_alone() -> None:

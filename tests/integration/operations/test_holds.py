@@ -13,8 +13,8 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import clock, extend_timeout, extend_timeouts, get_deadline, pending_timeouts, reschedule_timeout
 from django_delayq.models import Timeout
-from django_delayq.operations import hold, postpone, resume, retry
-from tests.integration.operations.conftest import BY, dead, held_for, pending, said, state_of
+from django_delayq.operations import hold, postpone, resume
+from tests.integration.operations.conftest import BY, held_for, pending, said, state_of
 from tests.integration.operations.names import HOUR, MINUTE, REMIND, Declare
 from tests.testapp.models import Order
 
@@ -42,19 +42,6 @@ def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order)
         assert length <= after[pk][0] < length + 2 * MINUTE
     assert said(old) == [("hold_ended", BY, "outage; over")]
     assert "moved by the hold of its policy, to" in str(dq.explain_timeout(old))
-
-
-def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(order: Order) -> None:
-    rescheduled, retried = pending(order), dead(Order.objects.create())
-    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
-    hold(REMIND, by=BY)
-    held_for(2 * HOUR)
-    reschedule_timeout(rescheduled, hours=1)
-    retry(retried, by=BY)
-    before = {row.pk: row.run_at for row in Timeout.objects.all()}
-    resume(REMIND, by=BY)
-    for row in Timeout.objects.all():
-        assert row.run_at - before[row.pk] < 2 * MINUTE
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import InvalidDelay, explain_timeout, schedule_timeout, sync_timeouts
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, Result, pause, refire, retry
+from django_delayq.operations import Refusal, Result, refire, retry
 from django_delayq.policy.policies import get_policy
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, refused, said
-from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, REMIND, Declare, PagesOf
+from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, Declare, PagesOf
 from tests.testapp.models import Effect, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,19 +68,6 @@ def test_each_policy_of_a_table_gets_objects_of_its_own_model(order: Order, decl
     asked.clear()
     assert refire(Timeout.objects.all(), by=BY).changed == 3
     assert sorted(asked, key=str) == [Order, Order, OrderProxy]
-
-
-def test_many_rows_are_repeated_in_few_queries_and_name_their_own() -> None:
-    rows = [fired() for _ in range(8)]
-    with CaptureQueriesContext(connection) as few:
-        assert refire(Timeout.objects.filter(pk__lte=rows[1].pk), by=BY).changed == 2
-    with CaptureQueriesContext(connection) as many:
-        assert refire(Timeout.objects.filter(pk__gt=rows[1].pk, state="fired"), by=BY).changed == 6
-    assert len(many) <= len(few) + 8  # MySQL and SQLite write each history by a statement of its own
-    for row in rows:
-        row.refresh_from_db()
-        new = Timeout.objects.get(pk=row.history[-1]["timeout"])
-        assert (new.object_id, new.state, new.history[-1]["timeout"]) == (row.object_id, "pending", row.pk)
 
 
 def test_a_later_deadline_can_be_given_and_a_past_one_is_now() -> None:
@@ -194,17 +179,6 @@ def test_a_repetition_counts_from_the_present_value_of_since_not_from_the_former
     assert not Timeout.objects.filter(pk__gt=row.pk).exists()
 
 
-def test_the_handler_still_checks_the_condition_and_a_paused_policy_waits(order: Order) -> None:
-    row = fired(order, "cancel_unpaid")
-    Order.objects.filter(pk=order.pk).update(status="paid")
-    assert refire(row, by=BY).changed == 1
-    assert fire_due() == 0
-    assert (newest().state, newest().cause) == ("skipped", "condition")
-    pause(REMIND, by=BY)
-    assert refire(fired(order), by=BY).changed == 1
-    assert newest().state == "pending"
-
-
 @pytest.mark.parametrize("state", ["fired", "cancelled", "skipped"])
 def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, state: str) -> None:
     """To retry all that are dead must not send what the newer one has sent, or what a customer has cancelled."""
@@ -213,17 +187,3 @@ def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, s
     assert refused(retry(Timeout.objects.all(), by=BY)) == {older.pk: "superseded", older.pk + 1: "not_dead"}
     older.refresh_from_db()
     assert older.state == "dead"
-
-
-def test_dead_rounds_before_a_settled_one_are_all_superseded_at_the_same_number_of_queries() -> None:
-    counts = []
-    for number in (1, 20):
-        Timeout.objects.all().delete()
-        for _ in range(number):
-            order = Order.objects.create()
-            dead(order), dead(order), fired(order)
-        with CaptureQueriesContext(connection) as captured:
-            result = retry(Timeout.objects.filter(state="dead"), by=BY, dry_run=True)
-        assert result.refused == {Refusal.SUPERSEDED: 2 * number}
-        counts.append(len(captured))
-    assert counts[0] == counts[1]

@@ -70,20 +70,6 @@ def test_a_number_finds_all_timeouts_of_its_object_and_no_others(admin_client: C
     assert "key or webhook message message id, order note, order ID, parcel id." in page
 
 
-def test_blanks_around_a_text_are_part_of_it_and_those_around_a_number_or_a_uuid_are_not(admin_client: Client) -> None:
-    plain, padded = row("N-1"), row(" N-1")
-    keyed = dq.schedule_timeout(Order.objects.create(status="new"), "linger", key=" k ", hours=1)
-    parcel = dq.schedule_timeout(Parcel.objects.create(), "by_uuid", hours=1)
-    assert found("N-1 ") == ([plain.pk] if connection.vendor == "mysql" else []), "as MySQL compares strings"
-    assert (found(" k "), found("k")) == ([keyed.pk], [])
-    assert (found(f" {padded.object_id} "), found(f" {parcel.object_id} ")) == ([padded.pk], [parcel.pk])
-    for text, each in (("N-1", plain), (" N-1", padded)):
-        assert found(text) == listed(admin_client, q=text) == [each.pk]
-    page = admin_client.get(f"{reverse(LIST)}?q=N-1+").content.decode()
-    assert "begins or ends with a blank" in page and "?q=N-1&quot;" not in page and 'href="?q=N-1"' in page
-    assert "begins or ends with a blank" not in admin_client.get(f"{reverse(LIST)}?q=N-1").content.decode()
-
-
 def test_a_search_is_bounded_and_a_command_refuses_what_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "MAX_OBJECTS", 3)
     rows = [row("same").pk for _ in range(5)]

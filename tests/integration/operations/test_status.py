@@ -15,13 +15,12 @@ from django.utils import timezone, translation
 
 from django_delayq import Limits, Rate
 from django_delayq.ledger import search
-from django_delayq.ledger.controls import BRAKE_ACTOR
-from django_delayq.models import PolicyControl, Timeout, WorkerSeen
+from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.monitoring import reports
 from django_delayq.monitoring import snapshot as status
 from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import obstacles, snapshot
-from django_delayq.operations import hold, pause
+from django_delayq.operations import pause
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from tests.integration.commands.conftest import a_worker
@@ -117,28 +116,6 @@ def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
     assert search.labels_in(Timeout.objects.using("default")) == [FORGOTTEN]
 
 
-def test_counts_go_no_further_than_they_promise(order: Order) -> None:
-    for _ in range(5):
-        pending(Order.objects.create())
-    rows = Timeout.objects.using("default")
-    assert search.count(rows, 5) == (5, False)
-    assert str(search.count(rows, 4)) == "4+"
-    assert search.count(rows, 4) + search.count(rows, 9) == (9, True)
-    many = {number: rows.filter(pk__gt=number) for number in range(2 * search.COUNTS_PER_STATEMENT + 1)}
-    assert len(search.count_each(many, "default", 3)) == len(many)
-
-
-def test_the_whole_is_the_sum_and_leaves_out_what_is_paused_where_lateness_is_meant() -> None:
-    now = timezone.now()
-    as_if(pending(Order.objects.create()), "pending", run_at=now - 5 * HOUR)
-    as_if(pending(Order.objects.create(), "linger"), "pending", run_at=now - HOUR)
-    pause(REMIND, by=BY)
-    seen = status.snapshot()
-    assert (seen.pending.value, seen.overdue.value) == (2, 2)
-    assert HOUR <= timedelta(seconds=seen.oldest_overdue_seconds) < 2 * HOUR
-    assert [each.label for each in seen.policies if each.is_stopped] == [REMIND]
-
-
 def test_a_snapshot_asks_as_much_of_a_full_ledger_as_of_an_empty_one() -> None:
 
     for label in ("remind", "linger"):
@@ -222,22 +199,6 @@ def test_workers_that_do_not_run_or_serve_a_queue_are_obstacles_and_so_is_a_labe
     for labels in (None, [REMIND], [REMIND, LINGER]):
         with django_assert_max_num_queries(3):
             obstacles("default", labels)
-
-
-def test_stopped_policies_are_obstacles_with_who_and_why(declare: Declare) -> None:
-    former = declare(Order, name="nudge", aliases=["nudge_before"])
-    a_worker()
-    pause(REMIND, by=BY, reason="outage")
-    hold(LINGER, by=BY)
-    pause(former, by=BRAKE_ACTOR)
-    assert codes() == [("held", LINGER), ("braked", "testapp.order.nudge"), ("paused", REMIND)]
-    assert codes("testapp.order.nudge_before") == [("braked", "testapp.order.nudge")]
-    (found,) = obstacles("default", [REMIND])
-    assert str(found) == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
-    (found,) = obstacles("default", ["testapp.order.nudge"])
-    assert str(found) == "Its policy is paused by its brake until an operator resumes it."
-    PolicyControl.objects.update(until=timezone.now() - timedelta(seconds=1))
-    assert codes(REMIND) == [], "the pause is over"
 
 
 def test_status_and_doctor_name_the_same_obstacles(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,18 +6,15 @@ On SQLite a firing is the only writer: a stop is committed before or after it, n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import product
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import Retry, clock, get_policy
+from django_delayq import Retry, get_policy
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import controls
@@ -31,7 +28,6 @@ from tests.integration.firing.conftest import another_session, fire, in_another_
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
 from tests.integration.operations.names import LINGER, MINUTE, REMIND, Declare
-from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
@@ -95,15 +91,6 @@ def test_a_suspect_that_was_stopped_so_late_waits_until_each_process_knows_and_i
     assert REMIND not in lines.may_run(by_last_answer=True)
 
 
-def test_the_line_of_a_pause_that_is_over_is_asked_without_a_query() -> None:
-    pause(REMIND, by=BY, until=clock.now() + timedelta(seconds=1.5))
-    lines = Lines("default", 4, 0.5)
-    controls.stop_cache.read("default")
-    with CaptureQueriesContext(connection) as queries:
-        wait_until(lambda: REMIND in lines.may_run(by_last_answer=True))
-    assert not queries
-
-
 @pytest.mark.dialect
 @needs_row_locks
 @pytest.mark.parametrize("option", ["batch", "together"])
@@ -152,21 +139,6 @@ def test_a_firing_means_the_same_by_stopped_as_others(declare: Declare, monkeypa
         Timeout.objects.filter(pk=row.pk).update(state="pending", cause="", settled_at=None, slot_taken=1)
     # Under each of the two labels: a pause without an end or before it, a hold and a release whatever their ends.
     assert (outcomes.count(False), outcomes.count(True)) == (16, 20)
-
-
-def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.05)
-
-    def slow(execute: Any, *arguments: Any) -> Any:
-        result = execute(*arguments)
-        time.sleep(0.1)
-        return result
-
-    with connection.execute_wrapper(slow):
-        assert controls.stop_cache.recent("default").stopped == {}
-    PolicyControl.objects.create(policy=REMIND, stop="paused", changed_at=timezone.now())
-    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.08)
-    assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
 
 
 def test_without_redis_what_somebody_else_resumes_is_claimed_by_the_next_look() -> None:

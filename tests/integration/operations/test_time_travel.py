@@ -28,7 +28,7 @@ from django_delayq.operations import advance_clock, time_travel
 from django_delayq.redis_clients import get_engine
 from django_delayq.sql.now import database_now
 from django_delayq.testing import fire_due
-from tests.integration.operations.conftest import BY, as_if, contents, many, pending
+from tests.integration.operations.conftest import BY, contents, many, pending
 from tests.integration.operations.names import DAY, HOUR, LINGER, REMIND, Declare
 from tests.testapp.models import Effect, Order
 
@@ -93,18 +93,6 @@ def test_what_is_due_within_the_duration_fires_in_order_and_the_rest_comes_close
     assert effects()[3:] == ["day 5"]
 
 
-def test_what_a_handler_schedules_within_the_duration_happens_too(declare: Declare) -> None:
-    def remind(order: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what=f"reminder {timeout.payload}", object_id=order.pk)
-        dq.schedule_timeout(order, "chain", days=1, payload=timeout.payload + 1)
-
-    declare(Order, remind, name="chain")
-    dq.schedule_timeout(Order.objects.create(), "chain", days=1, payload=1)
-    advance(3 * DAY + HOUR)
-    assert effects() == ["reminder 1", "reminder 2", "reminder 3"]
-    assert is_about(Timeout.objects.pending().get().due_at, timezone.now() + DAY - HOUR)
-
-
 def test_what_begins_later_has_all_of_its_time_and_appointments_come_closer(declare: Declare, trial: Any) -> None:
     begins = declare(Order, noting("begins"), name="begins", after=-HOUR, since="created_at", when=Q(status="booked"))
     began, in_five_days = timezone.now(), timezone.now() + 5 * DAY
@@ -134,29 +122,6 @@ def test_nothing_counts_as_late_because_of_it(declare: Declare, has_workers: boo
         assert fire_due() == 3
     assert effects() == ["in time"] * 3
     assert all((row.lateness() or 0) < 5 for row in Timeout.objects.all())
-
-
-def test_many_deadlines_take_a_bounded_number_of_steps(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_travel, "MAX_STEPS", 5)
-    declare(Order, noting("one"), name="many")
-    for number in range(20):
-        pending(Order.objects.create(), "many", minutes=number + 1)
-    assert advance(HOUR).steps <= 5 + 1
-    assert len(effects()) == 20
-
-
-def test_settled_firing_and_due_rows_stay_and_a_failed_attempt_is_tried_again(declare: Declare) -> None:
-    def fail(order: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    declare(Order, fail, name="fails", retry=dq.Retry([HOUR, HOUR]))
-    failing, fired, firing = pending(Order.objects.create(), "fails", hours=1), *many(2)
-    as_if(fired, "fired", "due"), as_if(firing, "firing"), pending(Order.objects.create(), seconds=0)
-    before = contents()
-    advance(DAY, between=lambda: fire_due(failing.policy, raises=False))
-    failing.refresh_from_db()
-    assert (failing.state, failing.attempts) == ("dead", 3)
-    assert contents()[1:] == before[1:]
 
 
 def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_closer() -> None:

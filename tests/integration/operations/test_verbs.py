@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import (
     ExtensionLimit,
-    InvalidDelay,
     Limits,
     explain_timeout,
     extend_timeout,
@@ -33,9 +31,7 @@ from django_delayq.operations import (
     postpone,
     refire,
     retry,
-    runner,
 )
-from django_delayq.sql.now import database_now
 from django_delayq.testing import fire_due
 from django_delayq.worker import Worker
 from tests.integration.firing.conftest import another_session, in_another_thread
@@ -45,14 +41,6 @@ from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, LINGER, MIN
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-
-
-def test_what_is_no_row_of_the_ledger_is_refused(order: Order) -> None:
-    with pytest.raises(ValueError, match="not a row of the ledger"):
-        cancel(Timeout(), by=BY)
-    for target in (Order.objects.all(), [order]):
-        with pytest.raises(TypeError, match="Expected timeouts"):
-            cancel(target, by=BY)  # type: ignore[arg-type]
 
 
 def test_cancel_buries_the_dead_and_leaves_what_is_firing_no_further_attempt(order: Order) -> None:
@@ -110,33 +98,6 @@ def test_postpone_counts_from_the_deadline_or_from_now_if_that_has_passed(order:
     assert [what for what, *_ in said(early)] == ["postponed"]
     assert early.due_at == early.run_at == before + 2 * HOUR and early.extensions == 0
     assert 119 * MINUTE < late.due_at - timezone.now() <= 2 * HOUR
-
-
-def test_postpone_never_makes_a_deadline_earlier(order: Order) -> None:
-    row = pending(order, hours=5)
-    assert refused(postpone(row, by=BY, at=timezone.now() + HOUR)) == {row.pk: "not_later"}
-    with pytest.raises(InvalidDelay, match="use another operation: fire"):
-        postpone(row, by=BY, at=timezone.now() - timedelta(seconds=1))
-    assert refused(postpone(row, by=BY, weeks=52 * 200)) == {row.pk: "too_far"}
-    assert said(row) == []
-
-
-def test_a_deadline_moves_earlier_and_later_by_a_duration_and_to_a_time(order: Order) -> None:
-    row, other = pending(order, days=200), dead(Order.objects.create())
-    first = row.due_at
-    assert change_deadline(row, by=BY, reason="typed 200 for 2", shift=-198 * DAY).due_at_once == 0
-    row.refresh_from_db()
-    assert row.due_at == row.run_at == first - 198 * DAY
-    assert (row.extensions, row.first_due_at) == (0, first)
-    at = timezone.now() + HOUR
-    assert change_deadline(row, by=BY, at=at).changed == 1
-    row.refresh_from_db()
-    assert row.due_at == row.run_at == at
-    assert refused(change_deadline([row, other], by=BY, at=at)) == {row.pk: "same_deadline", other.pk: "dead"}
-    assert refused(change_deadline(row, by=BY, shift=200 * 365 * DAY)) == {row.pk: "too_far"}
-    whats = [what for what, *_ in said(row)]
-    assert (said(row)[0], whats) == (("deadline_changed", BY, "typed 200 for 2"), ["deadline_changed"] * 2)
-    assert "deadline changed, to" in str(explain_timeout(row))
 
 
 @pytest.mark.parametrize("to", [{"shift": -2 * HOUR}, {"at": -DAY}])
@@ -206,16 +167,6 @@ def test_rows_without_object_or_policy_can_be_cancelled_and_postponed(order: Ord
     rows = Timeout.objects.filter(pk__in=[unknown.pk, orphan.pk])
     assert postpone(rows, by=BY, hours=1).changed == 2
     assert cancel(rows, by=BY).changed == 2
-
-
-def test_a_dry_run_reads_no_objects_unless_what_it_refuses_depends_on_them(order: Order) -> None:
-    pending(order)
-    with CaptureQueriesContext(connection) as without:
-        assert cancel(Timeout.objects.all(), by=BY, dry_run=True).changed == 1
-    assert not any(Order._meta.db_table in query["sql"] for query in without)
-    lost, kept = dead(Order.objects.create()), dead(Order.objects.create())
-    Timeout.objects.filter(pk=lost.pk).update(object_id="12345678")
-    assert refused(retry([lost, kept], by=BY, dry_run=True)) == {lost.pk: "object_gone"}
 
 
 def test_many_rows_go_page_by_page_and_one_that_fails_leaves_those_before_it_done(pages_of: PagesOf) -> None:
@@ -364,23 +315,6 @@ def test_what_is_repeated_continues_and_what_was_completed_is_done_again(act: Ac
     assert deadlines() == {deadline + 2 * HOUR: ROWS}
 
 
-@pytest.mark.usefixtures("deadline")
-def test_another_duration_and_another_selection_are_other_operations() -> None:
-    interrupted(later)
-    rows = Timeout.objects.pending()
-    assert postpone(rows, hours=2, by=BY).changed == ROWS
-    assert postpone(rows.filter(pk__gt=0), hours=1, by=BY).changed == ROWS
-    assert later().changed == ROWS - PAGE
-
-
-@pytest.mark.usefixtures("deadline")
-def test_on_another_day_it_is_done_to_all() -> None:
-    interrupted(later)
-    UnfinishedRun.objects.update(touched_at=database_now("default") - runner.FORGOTTEN_AFTER - HOUR)
-    result = later()
-    assert (result.changed, result.continued) == (ROWS, 0)
-
-
 def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("broken")
@@ -391,23 +325,3 @@ def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeyp
             later()
     assert deadlines() == {deadline: ROWS}
     assert later().changed == ROWS
-
-
-def test_inside_a_transaction_and_by_a_dry_run_nothing_is_stored(deadline: Any) -> None:
-    with pytest.raises(KeyboardInterrupt), transaction.atomic():
-        later(progress=die)
-    later(dry_run=True)
-    assert deadlines() == {deadline: ROWS}
-    assert not UnfinishedRun.objects.exists()
-
-
-@pytest.mark.usefixtures("deadline")
-def test_rounds_that_were_repeated_are_not_repeated_again_although_they_have_fired() -> None:
-    settled = {"state": "fired", "cause": "due", "settled_at": timezone.now(), "slot_taken": None}
-    Timeout.objects.update(**settled)
-    fired = Timeout.objects.filter(state="fired")
-    interrupted(refire, fired, by=BY)
-    Timeout.objects.pending().update(**settled)  # a worker has fired the new rounds
-    result = refire(fired, by=BY)
-    assert (result.changed, result.continued) == (ROWS - PAGE, PAGE)
-    assert Timeout.objects.count() == 2 * ROWS

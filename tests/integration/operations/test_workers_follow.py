@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from django.utils import timezone
 
-from django_delayq.engine.engine import Engine
-from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations import fire_now, hold, pause, resume, shadow
+from django_delayq.operations import fire_now, hold, pause, resume
 from django_delayq.operations.changes import ABANDONED_AFTER
-from django_delayq.redis_clients import get_engine
-from django_delayq.worker import Worker
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sweep import Sweep
 from tests.integration.operations.conftest import BY, pending, running
 from tests.integration.operations.names import DAY, REMIND
 from tests.support.waiting import wait_until
-from tests.support.workers import due_orders, states
+from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -76,37 +69,3 @@ def test_a_worker_carries_on_with_a_release_whose_process_died(worker: None, mon
     for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):
         assert row.due_at > row.first_due_at
         assert row.settled_at is not None and row.settled_at >= row.due_at, "at its new deadline"
-
-
-@pytest.mark.usefixtures("source")
-def test_a_burst_does_not_wait_for_what_is_paused_and_the_sweep_restores_it() -> None:
-    pause(REMIND, by=BY)
-    rows = due_orders("remind", 3)
-    due_orders("linger", 1)
-    Worker(burst=True, concurrency=2).run()
-    assert states() == {"pending": 3, "fired": 1}
-    if isinstance(engine := get_engine("default"), Engine):  # its line is not asked while it is paused
-        queue = engine.queue("default", 0)
-        queue.remove(REMIND, [row.pk for row in rows])
-        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-        assert queue.stats().due == 3
-
-
-@pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize("set_to", ["on", "off"])
-def test_a_guard_rail_is_followed_within_two_seconds(monkeypatch: pytest.MonkeyPatch, set_to: str) -> None:
-    shares, [start, end] = {"on": 100, "off": 0}, sorted(["on", "off"], key=lambda each: each == set_to)
-    shadow(REMIND, share=shares[start], by=BY)
-    due_orders("remind")
-    wait_until(lambda: not Timeout.objects.unsettled().exists())
-    # As if another process had changed it: this worker is not notified.
-    monkeypatch.setattr(type(controls.stop_cache), "forget", lambda self: None)
-    shadow(REMIND, share=shares[end], by=BY)
-    changed = time.monotonic()
-    expected = "shadow" if set_to == "on" else "due"
-    while True:
-        began, [row] = time.monotonic(), due_orders("remind")
-        wait_until(lambda: Timeout.objects.filter(pk=row.pk, settled_at__isnull=False).exists())  # noqa: B023
-        if Timeout.objects.get(pk=row.pk).cause == expected:
-            break
-        assert began - changed < 2
