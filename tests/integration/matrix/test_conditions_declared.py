@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -43,20 +42,6 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 HOUR = timedelta(hours=1)
 OTHER_ROWS = Q(Exists(Item.objects.filter(task=OuterRef("pk"))))
 WARNINGS = {"W001", "W013", "W014", "W015", "I004"}
-
-
-class CallableObject:
-    def __call__(self, task: Any, timeout: Any) -> None:
-        self.ran = task.pk
-
-
-class AsyncCallable:
-    async def __call__(self, task: Any, timeout: Any) -> None:
-        self.ran = task.pk
-
-
-def with_an_extra(extra: list[Any], task: Any, timeout: Any) -> None:
-    extra.append(task.pk)
 
 
 def warnings() -> list[str]:
@@ -136,7 +121,7 @@ CALLED, MISSING = "is called with", "missing a required argument: "
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"handler": lambda task: None}, f"{CALLED} (obj, timeout), but takes (task): too many"),
     ({"handler": lambda task, timeout, *, reason: None}, "'reason'"),
-    ({"handler": CallableObject}, "is a class"),
+    ({"handler": timedelta}, "is a class"),
     ({"handler": lambda task, timeout: (yield)}, "`yield`"),
     ({"handler": "shop.tasks.cancel"}, "must be a function, not 'shop.tasks.cancel'"),
     ({"handler": lambda tasks: None, "batch": 10}, "(queryset, timeouts), but takes (tasks)"),
@@ -163,7 +148,7 @@ def test_the_decorator_without_a_model_is_refused() -> None:
     with pytest.raises(dq.PolicyError, match=r"cancel, which is not a model.*@timeout_policy\(Order, after=...\)"):
         decorate(cancel)
     with pytest.raises(dq.PolicyError, match="not a model"):
-        decorate(CallableObject)
+        decorate(timedelta)
 
 
 @pytest.mark.parametrize(
@@ -182,32 +167,6 @@ def test_an_iterator_in_a_condition_matches_each_time(declare: Declare, conditio
     assert dq.pending_timeouts(open_, policy).count() == dq.pending_timeouts(asked, policy).count() == 1
     assert dq.pending_timeouts(other, policy).count() == 0
     assert Task._base_manager.filter(policy.when or Q()).count() == 2
-
-
-def test_handlers_of_every_callable_kind_run(declare: Declare) -> None:
-    ran: list[Any] = []
-
-    async def coroutine(task: Any, timeout: Any) -> None:
-        ran.append(task.pk)
-
-    plain, waiting = CallableObject(), AsyncCallable()
-    handlers = {
-        "function": lambda task, timeout: ran.append(task.pk),
-        "any_arguments": lambda *arguments: ran.append(arguments[0].pk),
-        "with_default": lambda task, timeout, reason="": ran.append(task.pk),
-        "coroutine": coroutine,
-        "partial": functools.partial(with_an_extra, ran),
-        "object": plain,
-        "async_object": waiting,
-        "bound": plain.__call__,
-    }
-    task = Task.objects.create()
-    rows = [due(task, declare(Task, handler, name=name)) for name, handler in handlers.items()]
-    rows.append(due(task, declare(Task, lambda tasks, rows: ran.append(tasks.get().pk), name="batch", batch=5)))
-    fire(*rows)
-    assert [state(row)[0] for row in rows] == ["fired"] * len(rows)
-    assert ran == [task.pk] * 6
-    assert plain.ran == waiting.ran == task.pk
 
 
 @pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from enum import Enum
 from typing import Any
 
 import pytest
@@ -16,13 +15,11 @@ import django_delayq as dq
 from django_delayq import DeadlinePassed, TimeoutPolicy
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
-from django_delayq.testing import fire_due
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.integration.matrix.keys import CASES, World, make_world
 from tests.integration.operations.conftest import as_if
 from tests.testapp import keys
-from tests.testapp.models import Order, Voucher
+from tests.testapp.models import Voucher
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db]
 
@@ -98,22 +95,6 @@ def test_the_bulk_verbs(world: World) -> None:
     assert dq.cancel_timeouts(dq.pending_timeouts([world.other], "hand")) == 1
 
 
-def test_pending_timeouts_finds_exactly_those_of_the_target(world: World) -> None:
-    model, obj, other = world.case.model, world.obj, world.other
-    everything = {row.pk for each in (obj, world.twin, other) for row in world.rows(each)}
-    own = {row.pk for row in world.rows(obj)}
-    ids = [
-        {row.pk for row in dq.pending_timeouts(target)}
-        for target in (obj, [obj], model._base_manager.filter(pk=obj.pk), model._base_manager.filter(pk=obj.pk)[:1])
-    ]
-    assert ids == [own] * 4
-    assert {row.pk for row in dq.pending_timeouts(model)} == everything
-    assert {row.pk for row in dq.pending_timeouts(model._base_manager.all(), world.auto)} == {
-        world.row(each, world.auto).pk for each in (obj, world.twin, other)
-    }
-    assert not dq.pending_timeouts(obj, key="k").exists()
-
-
 def test_syncing_arms_and_cancels(world: World) -> None:
     model, obj, auto = world.case.model, world.obj, world.auto
     one = model._base_manager.filter(pk=obj.pk)
@@ -164,20 +145,6 @@ def test_joins_along_the_relation(world: World) -> None:
     assert numbers == {obj.pk: (0, 1), twin.pk: (2, 2), other.pk: (1, 1)}
     waiting = FilteredRelation("timeouts", condition=Q(timeouts__state="pending"))
     assert keys_of(rows.annotate(waiting=waiting).filter(waiting__isnull=True)) == {obj.pk}
-
-
-def test_joins_from_the_ledger(world: World) -> None:
-    owner, mine = world.case.policy_model, world.rows(world.obj)
-    if owner not in {keys.Parent, keys.PolyBase} and owner._meta.all_parents:
-        pytest.skip("the relation's name belongs to the parent")
-    name, key, to_python = owner._meta.model_name, world.auto.pk_of(world.obj), owner._meta.pk.to_python
-    assert list(Timeout.objects.filter(**{f"{name}__pk": key, f"{name}__status": "open"})) == mine
-    assert list(Timeout.objects.filter(**{name: owner._base_manager.get(pk=key)})) == mine
-    left = Timeout.objects.exclude(**{f"{name}__pk": key})
-    assert {*left} >= {*world.rows(world.twin)} and not {*left} & {*mine}
-    expected = {row.pk: world.auto.pk_of(each) for each in (world.obj, world.twin) for row in world.rows(each)}
-    pairs = Timeout.objects.filter(pk__in=expected).values_list("pk", f"{name}__pk")
-    assert {pk: to_python(found) for pk, found in pairs} == {pk: to_python(each) for pk, each in expected.items()}
 
 
 def test_a_deadline_as_a_column_and_the_guard(world: World) -> None:
@@ -312,34 +279,3 @@ def test_a_key_that_the_database_pads_with_spaces_is_fired(declare: Declare) -> 
         with connection.cursor() as cursor:
             cursor.execute("DROP TABLE testapp_textkey")
             cursor.execute("ALTER TABLE its_own RENAME TO testapp_textkey")
-
-
-class Code(str, Enum):  # noqa: UP042 - `str()` of a member is `Code.SUMMER`, and Django stores its value
-    SUMMER = "summer"
-    FIRST = "first"
-
-
-@commits
-def test_an_object_whose_primary_key_is_a_member_has_one_timeout() -> None:
-    made = Voucher.objects.create(code=Code.SUMMER, issued_at=timezone.now() - timedelta(days=1))
-    read = Voucher.objects.get()
-    read.save()
-    dq.schedule_timeouts([made], "expire", on_conflict="keep")
-    row = Timeout.objects.get()
-    assert (row.object_id, dq.get_deadline(made, "expire")) == ("summer", dq.get_deadline(read, "expire"))
-    assert fire_due() == 1
-    read.refresh_from_db()
-    assert read.status == "expired"
-    assert dq.cancel_timeout(made, "expire") is dq.cancel_timeout(read, "expire") is False
-
-
-def test_a_key_is_the_value_of_a_member(order: Order, declare: Declare) -> None:
-    former = declare(Order, name="former")
-    row = dq.schedule_timeout(order, former, key=Code.FIRST, hours=1)
-    assert dq.schedule_timeouts([order], former, key="first", hours=2, on_conflict="keep") == 0
-    assert dq.get_deadline(order, former, "first") == row.due_at
-    registry.remove(former)
-    renamed = declare(Order, name="renamed", aliases=["former"])
-    assert dq.schedule_timeout(order, renamed, key="first", hours=3).pk == row.pk
-    assert dq.cancel_timeout(order, renamed, key=Code.FIRST) is True
-    assert Timeout.objects.get().state == "cancelled"

@@ -13,12 +13,10 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import include, path, reverse
-from rest_framework import serializers
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
-from django_delayq.contrib.rest_framework import DeadlineField
 from django_delayq.models import Timeout
 from tests.integration.matrix.keys import CASES, World, make_world
 
@@ -82,19 +80,3 @@ def test_the_timeouts_of_an_object_are_found_in_the_admin_and_by_rest(world: Wor
         found = browser.get("/api/timeouts/", {"object": f"{name}:{row.object_id}"}).json()["results"]
         assert [each["id"] for each in found] == [each.pk for each in reversed(world.rows(world.obj))]
     assert browser.get(f"/api/timeouts/{row.pk}/").json()["object"]["id"] == row.object_id
-
-
-def test_a_deadline_field_reads_one_object_many_and_prefetched_ones(world: World) -> None:
-    class Shown(serializers.Serializer[Any]):
-        due = DeadlineField("auto")
-
-    dq.cancel_timeout(world.obj, world.auto)
-    dq.reschedule_timeout(world.twin, world.auto, hours=9)
-    expected = {obj.pk: dq.get_deadline(obj, "auto") for obj in (world.obj, world.twin, world.other)}
-    rows = world.case.model._base_manager
-    for found in (list(rows.all()), list(rows.prefetch_related("timeouts"))):
-        data = Shown(found, many=True).data
-        given = {obj.pk: each["due"] and each["due"]["due_at"] for obj, each in zip(found, data, strict=True)}
-        field = serializers.DateTimeField()
-        assert given == {pk: due and field.to_representation(due) for pk, due in expected.items()}
-    assert Shown(world.obj).data["due"] is None

@@ -155,22 +155,6 @@ def test_a_parameter_selects_the_same_rows_everywhere(rows: Rows, edge: str) -> 
 
 
 @each_edge
-def test_two_parameters_select_what_both_do(rows: Rows, edge: str) -> None:
-    """Each with its neighbours, and with others: which two does not matter, because all narrow the same rows."""
-    call, names = EDGES[edge][0], sorted(EDGES[edge][1] - {"where"})
-    for one, other in [(name, names[at - step]) for step in (1, 4) for at, name in enumerate(names)]:
-        if {one, other} <= {*OF_WAITING, "state"} or (edge == "admin" and {one, other} == {"overdue", "failing"}):
-            continue  # of one state, or one filter
-        both = [{rows[each].pk for each in EXAMPLES[name][1].split()} for name in (one, other)]
-        try:
-            found = call(**value_of(one, rows), **value_of(other, rows))
-        except ValueError:
-            assert edge == "rest" and not both[0] & both[1], (one, other)
-        else:
-            assert set(found) == both[0] & both[1], (one, other)
-
-
-@each_edge
 def test_a_value_that_makes_no_sense_selects_nothing(rows: Rows, edge: str) -> None:
     call, names = EDGES[edge]
     for name, value in ((each, value) for each in BAD if each in names for value in BAD[each]):

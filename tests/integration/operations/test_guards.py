@@ -42,10 +42,8 @@ def in_force(state: PolicyState | None = None) -> tuple[Late | None, Brake | Non
 )
 def test_what_an_operator_has_set_replaces_what_is_declared(guarded: None, guards: Any, expected: Any) -> None:
     now = timezone.now()
-    control = PolicyControl.objects.create(policy=LABEL, guards=guards, changed_at=now)
+    PolicyControl.objects.create(policy=LABEL, guards=guards, changed_at=now, stop="paused", until=now - HOUR)
     assert in_force() == expected
-    control.stop, control.until = "paused", now - HOUR
-    control.save()
     (listed,) = [state for state in policy_states("default") if state.label == LABEL]
     assert in_force(listed) == expected, "also after a pause that has ended by itself"
     assert not listed.is_stopped
@@ -62,14 +60,7 @@ def test_the_actor_and_the_reason_of_a_stop_stay_while_guards_are_changed(guarde
     assert in_force()[1] == Brake(1000, HOUR)
 
 
-@pytest.mark.parametrize(
-    "guards",
-    [
-        *({"late": {"after": "soon"}}, {"late": {"after": 1e300, "then": "skip"}}, {"brake": 5}, ["late"]),
-        *({"shadow": None}, {"shadow": 9, "by": "me"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("guards", [{"late": {"after": "soon"}}, {"brake": 5}, ["late"], {"shadow": None}], ids=str)
 def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_until_they_are_set_again(
     guarded: None, guards: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,8 +78,7 @@ def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_
     ("operation", "values", "stored", "before"),
     [
         ("late", {"after": 6 * HOUR, "then": "dead"}, {"after": 21600, "then": "dead"}, LATE),
-        ("late", {"off": True}, None, LATE),
-        ("brake", {"most": 50, "per": HOUR / 6}, {"most": 50, "per": 600}, {"most": 500, "per": 3600}),
+        ("brake", {"off": True}, None, {"most": 500, "per": 3600}),
         ("shadow", {"share": 0}, 0, 100),
     ],
 )
@@ -116,11 +106,9 @@ def test_a_guard_is_set_and_declared_again_and_each_change_is_stored(
 @pytest.mark.parametrize(
     ("operation", "values", "words"),
     [
-        ("late", {"after": 60}, "after must be a timedelta"),
         ("late", {"after": HOUR, "off": True}, "either off=True or Late"),
         ("brake", {"most": 5}, "per must be a timedelta"),
         ("brake", {"per": HOUR}, "most must be an int"),
-        ("brake", {"most": 5, "per": HOUR, "off": True}, "either off=True or Brake"),
         ("shadow", {"share": True}, "percentage"),
     ],
 )

@@ -18,7 +18,7 @@ from django_delayq import Limits, Rate, Retry, operations
 from django_delayq.admin import render
 from django_delayq.arming.sync import sync_policy
 from django_delayq.contrib.webhooks.models import Delivery
-from django_delayq.models import PolicyChange, Timeout, slot_of
+from django_delayq.models import Timeout, slot_of
 from django_delayq.operations import Refusal, related_timeouts
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, many, said
@@ -203,21 +203,6 @@ def owned(declare: Declare) -> tuple[str, list[Timeout]]:
             row = dq.schedule_timeout(purchase, "chase_owner", hours=1, payload={"name": name}, key=name)
             rows.append(as_if(row, state, "due") if state == "fired" else row)
     return f"testapp.merchant:{Merchant.objects.get(name='ada').pk}", rows[:2]
-
-
-def test_the_timeouts_of_one_owner_are_erased_by_command_and_what_is_pending_is_reported(
-    owned: tuple[str, list[Timeout]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    reference, (waiting, fired) = owned
-    call_command("delayq_erase", "--related", reference, "--state", "fired", "--dry-run")
-    assert capsys.readouterr().out.startswith("1 erased. 1 timeout will change. The first: ")
-    with pytest.raises(CommandError, match=rf"1 left unchanged: not settled yet \({waiting.pk}\)"):
-        call_command("delayq_erase", "--related", reference, "--reason", "request 4711", "--yes")
-    assert capsys.readouterr().out == "1 erased\n"
-    payloads = dict(Timeout.objects.values_list("pk", "payload"))
-    assert payloads.pop(fired.pk) is None
-    assert sorted(each["name"] for each in payloads.values()) == ["ada", "bob", "bob"]
-    assert not PolicyChange.objects.exists()
 
 
 def test_all_about_an_owner_is_exported(owned: tuple[str, list[Timeout]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -68,14 +67,6 @@ def test_each_policy_of_a_table_gets_objects_of_its_own_model(order: Order, decl
     asked.clear()
     assert refire(Timeout.objects.all(), by=BY).changed == 3
     assert sorted(asked, key=str) == [Order, Order, OrderProxy]
-
-
-def test_a_later_deadline_can_be_given_and_a_past_one_is_now() -> None:
-    later = timezone.now() + 3 * HOUR
-    refire(fired(), by=BY, at=later)
-    assert newest().due_at == newest().run_at == later
-    refire(fired(), by=BY, at=timezone.now() - DAY)
-    assert timedelta(0) <= timezone.now() - newest().due_at < timedelta(minutes=1)
 
 
 def test_what_cannot_be_repeated_is_refused_with_its_reason(order: Order) -> None:

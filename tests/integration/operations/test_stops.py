@@ -242,3 +242,22 @@ def test_two_workers_resume_a_hold_at_its_end_and_its_timeouts_fire() -> None:
         PolicyControl.objects.update(until=timezone.now())
         wait_until(lambda: Timeout.objects.filter(policy=REMIND, state="fired").count() == 5)
     assert PolicyChange.objects.filter(what="resumed").count() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("source", "frequent_sweeps")
+def test_a_worker_carries_on_with_a_release_whose_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(REMIND, by=BY)
+    due_orders("remind", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("django_delayq.operations.policies.run_move", lambda change, *_: change)
+        resume(REMIND, by=BY)
+    fired = Timeout.objects.filter(state="fired")
+    with running(concurrency=2):
+        due_orders("linger")  # due last: when it has fired, the worker has checked all others
+        wait_until(lambda: fired.exists())
+        assert not fired.filter(policy=REMIND).exists()
+        PolicyChange.objects.update(touched_at=timezone.now() - 2 * ABANDONED_AFTER)
+        wait_until(lambda: fired.filter(policy=REMIND).count() == 3)
+    for row in fired.filter(policy=REMIND):
+        assert row.settled_at is not None and row.settled_at >= row.due_at > row.first_due_at, "at its new deadline"

@@ -140,25 +140,6 @@ def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_close
     assert is_about(policy_state(LINGER, "default").until, timezone.now() + 2 * DAY)
 
 
-def test_steps_run_in_order_at_their_part_of_the_time(declare: Declare) -> None:
-    """Ten days, of which four pass, then five, then the last one."""
-    policy = declare(Order, noting("act"), name="act", grace=HOUR)
-    policy.step(0.25)(noting("after_a_quarter"))
-    policy.step(0.6)(noting("after_three_fifths"))
-    policy.step(-DAY / 2)(noting("half_a_day_before"))
-    policy.step(timedelta(0))(noting("at_the_deadline"))
-    row = dq.schedule_timeout(Order.objects.create(), policy, days=10)
-    advance(4 * DAY)
-    assert effects() == ["after_a_quarter"]
-    row.refresh_from_db()
-    assert is_about(row.run_at, timezone.now() + 2 * DAY)
-    advance(5 * DAY)
-    assert effects()[1:] == ["after_three_fifths"]
-    advance(DAY + HOUR + SECOND)
-    assert effects()[2:] == ["half_a_day_before", "at_the_deadline", "act"]
-    assert row.created_at > timezone.now() - HOUR, "its own time is not changed"
-
-
 PRODUCTION = {"INSTALLATION": "production", "PRODUCTION": "production"}
 OTHERS = "belongs to the installation 'production'"
 
