@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -13,8 +12,8 @@ from django_delayq import UnknownPolicy, explain_timeout
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations import PolicyConflict, retire
 from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
-from tests.integration.operations.conftest import BY, as_if, dead, die, many, pending, said
-from tests.integration.operations.names import FORGOTTEN, REMIND, Declare, PagesOf
+from tests.integration.operations.conftest import BY, as_if, dead, many, pending, said
+from tests.integration.operations.names import FORGOTTEN, REMIND, Declare
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,21 +45,6 @@ def test_pending_rows_are_cancelled_and_the_others_stay(order: Order) -> None:
     assert states() == [("cancelled", "retired"), *before[1:]]
     assert said(row) == [("retired", BY, "the feature is gone")]
     assert "its policy was retired" in str(explain_timeout(row))
-
-
-def test_a_call_that_dies_is_audited_as_far_as_it_came_and_can_be_repeated(pages_of: PagesOf) -> None:
-    pages_of(4)
-    forgotten(10)
-    with pytest.raises(KeyboardInterrupt):
-        retire(FORGOTTEN, by=BY, reason="gone", progress=die)
-    change = PolicyChange.objects.get()
-    assert (change.policy, change.what, change.by, change.reason) == (FORGOTTEN, "retired", BY, "gone")
-    assert change.moved == 4 == Timeout.objects.filter(cause="retired").count() and change.finished_at is not None
-    no_reason: Any = None
-    assert retire(FORGOTTEN, by=BY, reason=no_reason).changed == 6
-    assert {row.reason for row in Timeout.objects.filter(cause="retired")} == {"gone", ""}
-    assert retire(FORGOTTEN, by=BY).changed == 0
-    assert list(PolicyChange.objects.order_by("pk").values_list("moved", flat=True)) == [4, 6], "none of nothing"
 
 
 @pytest.mark.parametrize("label", [REMIND, "testapp.order.former"])

@@ -12,22 +12,19 @@ from django.utils import timezone
 
 from django_delayq import Limits, Rate
 from django_delayq.ledger import search
-from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.models import Timeout
 from django_delayq.monitoring import reports
 from django_delayq.monitoring import snapshot as status
-from django_delayq.monitoring.snapshot import obstacles
 from django_delayq.operations import pause
 from django_delayq.redis_clients import get_engine
-from tests.integration.commands.conftest import a_worker
 from tests.integration.operations.conftest import BY, as_if, dead, many, pending, running
-from tests.integration.operations.names import FORGOTTEN, HOUR, LINGER, MINUTE, REMIND, Declare
+from tests.integration.operations.names import HOUR, LINGER, MINUTE, REMIND, Declare
 from tests.support.lines import remove_ids
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     import redis
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECOND = timedelta(seconds=1)
@@ -93,21 +90,6 @@ def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired
     assert of(REMIND).lag_p50 is None
 
 
-def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
-    row = pending(order)
-    Timeout.objects.filter(pk=row.pk).update(policy=FORGOTTEN)
-    found = of(FORGOTTEN)
-    assert (found.state, found.pending.value) == (None, 1)
-    for state, cause, counted in (("firing", "", "firing"), ("dead", "retries", "dead"), ("fired", "due", "fired")):
-        as_if(row, state, cause, run_at=timezone.now())
-        assert getattr(of(FORGOTTEN), counted).value == 1, "a row that is shown elsewhere is counted"
-    as_if(row, "dead", "retries")
-    assert status.snapshot().dead.value == 1
-    as_if(row, "cancelled", "hand")
-    assert FORGOTTEN not in {each.label for each in status.policy_statuses()}
-    assert search.labels_in(Timeout.objects.using("default")) == [FORGOTTEN]
-
-
 def test_a_snapshot_asks_as_much_of_a_full_ledger_as_of_an_empty_one() -> None:
     for label in ("remind", "linger"):
         pending(Order.objects.create(), label)
@@ -135,15 +117,6 @@ def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis
     assert status.snapshot().redis.compared == 0
 
 
-def test_a_redis_that_is_away_and_one_that_is_not_configured_are_said_and_nothing_is_raised(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://:secret@127.0.0.1:1/0"}
-    seen = status.snapshot().redis
-    assert (seen.is_configured, seen.is_reachable, seen.is_in_step) == (True, False, False)
-    assert seen.error and "secret" not in seen.error
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    assert not status.snapshot().redis.is_configured
-
-
 @pytest.mark.usefixtures("redis_client")
 def test_due_timeouts_that_wait_for_a_rate_are_not_missing_in_redis(declare: Declare) -> None:
     declare(Order, name="paced", limits=Limits(rate=Rate(1, per=HOUR)))
@@ -153,36 +126,3 @@ def test_due_timeouts_that_wait_for_a_rate_are_not_missing_in_redis(declare: Dec
         seen = status.snapshot().redis
     # Workers claim them from the ledger, and remove their entries some time.
     assert (seen.is_in_step, seen.compared) == (True, 0)
-
-
-def test_a_worker_is_seen_while_it_lives(source: str) -> None:
-    ago = timezone.now() - 2 * HOUR
-    common = {"host": "x", "pid": 1, "concurrency": 1, "version": "0", "uses_redis": False, "started_at": ago}
-    WorkerSeen.objects.create(id="killed long ago", seen_at=ago, passed_at=ago, **common)
-    assert status.workers_alive("default") == []
-    with running(concurrency=3, queues=["default", "mail"]):
-        wait_until(lambda: status.workers_alive("default"))
-        (seen,) = status.workers_alive("default")
-        assert (seen.queues, seen.concurrency, seen.uses_redis) == (("default", "mail"), 3, source == "redis")
-        wait_until(lambda: not WorkerSeen.objects.filter(pk="killed long ago").exists())
-    wait_until(lambda: not WorkerSeen.objects.exists())
-
-
-def codes(*labels: str, queues: tuple[str, ...] | None = None) -> list[tuple[str, str]]:
-    return [(each.code, each.policy or each.queue) for each in obstacles("default", labels or None, queues)]
-
-
-def test_workers_that_do_not_run_or_serve_a_queue_are_obstacles_and_so_is_a_label_that_nobody_declares(
-    declare: Declare, django_assert_max_num_queries: Any
-) -> None:
-    declare(Order, name="mailed", queue="mail")
-    assert codes() == codes(REMIND) == [("no_worker", "")]
-    a_worker(seen_at=timezone.now() - MINUTE)
-    assert codes() == [("no_worker", "")]
-    a_worker(queues=["default"])
-    assert codes() == codes("testapp.order.mailed") == [("no_worker_for_queue", "mail")]
-    assert codes(REMIND) == []
-    assert codes(REMIND, queues=("rare",)) == [("no_worker_for_queue", "rare")], "a row may have a queue of its own"
-    assert codes(REMIND, FORGOTTEN) == [("undeclared", FORGOTTEN)]
-    with django_assert_max_num_queries(3):
-        obstacles("default", [REMIND, LINGER])

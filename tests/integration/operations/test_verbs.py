@@ -234,16 +234,6 @@ def test_a_single_timeout_sends_its_signal_after_the_commit_and_many_send_none(
         assert len(heard) == 1
 
 
-def test_the_log_tells_who_did_what(order: Order, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "django_delayq.operations")
-    cancel(pending(order), by=BY, reason="a call", dry_run=True)
-    pause(LINGER, by=BY)
-    cancel(Timeout.objects.all(), by=BY, reason="a call")
-    told = [vars(record) for record in caplog.records if record.name == "django_delayq.operations"]
-    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_operated", BY)]
-    assert told[1]["message"] == "cancel by admin:alice: 1 changed, 0 unchanged" and told[1]["reason"] == "a call"
-
-
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no row locks: a writer holds the whole database")
 def test_a_verb_waits_for_whoever_decides_first_and_then_believes_him(order: Order) -> None:
     row = pending(order)
