@@ -1,4 +1,4 @@
-"""Every kind of condition, on every database, wherever it is read: on saving, syncing, firing and in the guard.
+"""Every kind of condition, on every database, wherever it is read: on saving, syncing and firing.
 
 What must hold is asked of the database by the test itself, in a query of its own.
 """
@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -135,10 +134,10 @@ class Stage:
         """From each state to the next, and from the last to the first."""
         self.automatic: list[dq.TimeoutPolicy[Any]] = []
 
-    def arm_by_itself(self, after: Any = HOUR) -> None:
+    def arm_by_itself(self) -> None:
         for number, when in enumerate(self.conditions):
             name = f"automatic{number}"
-            self.automatic.append(self.declare(self.model, name=name, after=after, since="begun_at", when=when))
+            self.automatic.append(self.declare(self.model, name=name, after=HOUR, since="begun_at", when=when))
 
     def create(self) -> Any:
         return self.model._base_manager.create(begun_at=self.now)
@@ -259,25 +258,6 @@ def note_in(ran: list[Any]) -> Callable[[Any, Any], None]:
         ran.extend([obj.pk for obj in found] if isinstance(timeouts, list) else [found.pk])
 
     return handler
-
-
-@each_condition
-def test_the_guard_lets_the_block_run_and_notes_why_the_round_ended(on: Stage) -> None:
-    on.arm_by_itself(after=lambda obj: HOUR + obj.amount * HOUR)  # reads the object on each arming
-    for change, (first, then) in enumerate(pairwise(on.changes)):
-        number = change % len(on.conditions)
-        obj = on.create()
-        write(obj, first)
-        dq.sync_timeouts(obj)
-        if not on.is_visible(obj):
-            continue
-        armed = on.pending(obj)[number]
-        with dq.before_deadline(obj, on.automatic[number]) as row:
-            write(obj, then)
-        if armed and row is not None:
-            assert state(row) == ("cancelled", "hand" if on.holds(obj, on.conditions[number]) else "condition")
-        dq.sync_timeouts(obj)
-        assert on.pending(obj)[number] == (on.wanted(obj)[number] and not armed)
 
 
 @needs_row_locks

@@ -30,7 +30,7 @@ from django_delayq.operations import change_delay, preview_delay
 from django_delayq.operations.changes import move_missed
 from django_delayq.scheduling.bulk import schedule_timeouts
 from tests.integration.firing.conftest import another_session
-from tests.integration.operations.conftest import BY, changes, die, said
+from tests.integration.operations.conftest import BY, changes, said
 from tests.integration.operations.names import MINUTE, REMIND, UNPAID, Declare, PagesOf
 from tests.testapp.models import Order
 
@@ -159,16 +159,6 @@ def test_an_object_for_which_after_raises_keeps_its_deadline(
     assert (change.finished_at is not None, change.moved, change.unmoved) == (True, 2, 1)
     (record,) = [record for record in caplog.records if getattr(record, "event", "") == "replan_failed"]
     assert f"The first is that of object {orders[1].pk}: ValueError" in record.getMessage()
-
-
-def test_a_shift_whose_process_dies_half_way_moves_no_row_twice(pages_of: PagesOf) -> None:
-    pages_of(2)
-    orders = [unpaid() for _ in range(5)]
-    with pytest.raises(KeyboardInterrupt):
-        change_delay(UNPAID, 40 * MINUTE, by=BY, mode="shift", progress=die)
-    assert sorted(waits(order) for order in orders) == [30 * MINUTE] * 3 + [40 * MINUTE] * 2
-    change_delay(UNPAID, 50 * MINUTE, by=BY, mode="shift")
-    assert {waits(order) for order in orders} == {50 * MINUTE}
 
 
 def test_a_connection_that_a_move_has_lost_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,26 +12,9 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import (
-    ExtensionLimit,
-    Limits,
-    explain_timeout,
-    extend_timeout,
-    schedule_timeouts,
-    signals,
-)
+from django_delayq import ExtensionLimit, Limits, explain_timeout, extend_timeout, schedule_timeouts, signals
 from django_delayq.models import Timeout, UnfinishedRun
-from django_delayq.operations import (
-    Refusal,
-    Result,
-    cancel,
-    change_deadline,
-    fire_now,
-    pause,
-    postpone,
-    refire,
-    retry,
-)
+from django_delayq.operations import Refusal, Result, cancel, change_deadline, fire_now, pause, postpone, refire, retry
 from django_delayq.testing import fire_due
 from django_delayq.worker import Worker
 from tests.integration.firing.conftest import another_session, in_another_thread

@@ -1,4 +1,4 @@
-"""Declarations that are refused or reported before the first deadline, and declarations that must keep working."""
+"""Declarations, conditions and primary keys that are refused or reported before the first deadline."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 from django.apps import AppConfig, apps
+from django.core import checks
 from django.core.checks import CheckMessage, run_checks
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection, models, transaction
 from django.db.migrations.state import ProjectState
-from django.db.models import Case, Exists, F, Func, IntegerField, OuterRef, Q, QuerySet, Value, When
+from django.db.models import Exists, F, Func, IntegerField, OuterRef, Q, QuerySet, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.fields import BooleanField
 from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import Exact
+from django.test.utils import isolate_apps
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import TimeoutRelation
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.policy.reads import columns_read
@@ -151,24 +154,6 @@ def test_the_decorator_without_a_model_is_refused() -> None:
         decorate(timedelta)
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        lambda states: Q(amount=0) & ~Q(Q(note="x") | ~Q(status__in=states)),
-        lambda states: Q(Case(When(status__in=states, then=True), default=False, output_field=BooleanField())),
-        lambda states: Q(kids=None) & Q(Exists(Task.objects.filter(pk=OuterRef("pk"), status__in=states))),
-    ],
-)
-def test_an_iterator_in_a_condition_matches_each_time(declare: Declare, condition: Any) -> None:
-    policy = declare(Task, name="iterator", after=HOUR, since="begun_at", when=condition(iter(["open", "asked"])))
-    open_, asked, other = (
-        Task.objects.create(begun_at=timezone.now(), status=status) for status in ("open", "asked", "done")
-    )
-    assert dq.pending_timeouts(open_, policy).count() == dq.pending_timeouts(asked, policy).count() == 1
-    assert dq.pending_timeouts(other, policy).count() == 0
-    assert Task._base_manager.filter(policy.when or Q()).count() == 2
-
-
 @pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
 def test_an_object_that_the_base_manager_hides_from_this_thread_is_not_gone(
     declare: Declare, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -259,3 +244,49 @@ def test_a_time_in_a_condition_is_warned_of(declare: Declare, option: str, kind:
         assert message.msg.startswith(f"{option} of testapp.task.timed compares with ")
         assert ("stays as it is" in message.msg) is is_fixed
         assert "since" in str(message.hint) and str(message).count("\n") == 1
+
+
+class Reversed(models.CharField):  # type: ignore[type-arg]
+    """Stored as another text than Python has."""
+
+    def from_db_value(self, value: Any, *_: Any) -> Any:
+        return value[::-1]
+
+    def get_prep_value(self, value: Any) -> Any:
+        return value[::-1]
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "date": (models.DateField, {}, "is a DateField, which is not supported"),
+    "converted": (Reversed, {"max_length": 10}, "is a Reversed, which is not supported"),
+    "long text": (models.CharField, {"max_length": 256}, "set max_length=255"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@isolate_apps("tests.testapp")
+def test_a_key_without_one_text_is_refused_when_the_policy_is_declared(kind: str, declare: Declare) -> None:
+    field, options, words = REFUSED[kind]
+    meta = type("Meta", (), {"app_label": "testapp"})
+    body = {"__module__": __name__, "Meta": meta, "code": field(primary_key=True, **options)}
+    model: Any = type("Odd", (models.Model,), {**body, "timeouts": TimeoutRelation()})
+    with pytest.raises(dq.PolicyError) as refused:
+        declare(model, name="odd")
+    for part in ("testapp.odd.odd", "testapp.Odd", "'code'", words, "use an automatic primary key"):
+        assert part in str(refused.value)
+    [error] = [found for found in model._meta.get_field("timeouts").check() if found.id == "django_delayq.E010"]
+    assert isinstance(error, checks.Error) and words in error.msg
+
+
+@isolate_apps("tests.testapp")
+def test_a_composite_key_is_refused(declare: Declare) -> None:
+    class Composite(models.Model):
+        pk = models.CompositePrimaryKey("a", "b")
+        a = models.IntegerField()
+        b = models.IntegerField()
+
+        class Meta:
+            app_label = "testapp"
+
+    with pytest.raises(dq.PolicyError, match="composite primary key are not supported. Use a single field"):
+        declare(Composite, name="odd")
