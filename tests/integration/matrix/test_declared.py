@@ -154,6 +154,14 @@ def test_the_decorator_without_a_model_is_refused() -> None:
         decorate(timedelta)
 
 
+def test_an_iterator_in_a_condition_matches_each_time(declare: Declare) -> None:
+    when = Q(amount=0) & ~Q(Q(note="x") | ~Q(status__in=iter(["open", "asked"])))
+    policy = declare(Task, name="iterator", after=HOUR, since="begun_at", when=when)
+    for status, is_armed in (("open", True), ("asked", True), ("done", False)):
+        task = Task.objects.create(begun_at=timezone.now(), status=status)
+        assert dq.pending_timeouts(task, policy).exists() is is_armed
+
+
 @pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
 def test_an_object_that_the_base_manager_hides_from_this_thread_is_not_gone(
     declare: Declare, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

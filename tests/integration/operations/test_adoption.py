@@ -15,7 +15,6 @@ from django_delayq.conf import ConfigError
 from django_delayq.exceptions import WrongInstallation
 from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.operations import Adoption, adopt, retry
-from django_delayq.redis_clients import key_prefix
 from django_delayq.worker import Worker
 from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
 from tests.integration.operations.conftest import BY, as_if, contents, dead, die, many, pending, said
@@ -23,7 +22,6 @@ from tests.integration.operations.names import PagesOf
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
-    import redis
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -110,17 +108,6 @@ def test_ones_own_ledger_is_left_alone_and_without_a_name_nothing_is_adopted(ord
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
     assert adopt(by=BY, pending="cancel") == Adoption("production", "production")
     assert contents() == before
-
-
-def test_redis_keeps_entries_of_the_other_one(order: Order, redis_client: redis.Redis, settings: Settings) -> None:
-    """Both ledgers have a row with this id; the entry belongs to production."""
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
-    row = pending(order, seconds=30)
-    entries = f"{key_prefix('default')}:{{default.0}}:l:{row.policy}"
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging"}
-    for _ in range(2):
-        assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
-        adopt(by=BY, pending="cancel")
 
 
 @each_option

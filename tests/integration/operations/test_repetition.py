@@ -88,19 +88,18 @@ def test_what_cannot_be_repeated_is_refused_with_its_reason(order: Order) -> Non
     assert Timeout.objects.count() == 6
 
 
-@pytest.mark.parametrize("given", [lambda rows: rows, list], ids=["queryset", "list"])
-def test_the_newest_round_is_repeated_although_they_are_on_different_pages(
-    order: Order, pages_of: PagesOf, given: Callable[[Any], Any]
+@pytest.mark.parametrize(("verb", "make"), [(refire, fired), (retry, dead)], ids=["refire", "retry"])
+def test_of_rounds_on_several_pages_only_the_newest_is_repeated(
+    order: Order, pages_of: PagesOf, verb: Any, make: Callable[[Order], Timeout]
 ) -> None:
     """A worker fires what a page has begun before the next page is read."""
     pages_of(2)
-    older, _, _, newer = fired(order), fired(), fired(), fired(order)
-    rows = given(Timeout.objects.filter(state="fired"))
-    dry = refire(rows, by=BY, dry_run=True)
-    result = refire(rows, by=BY, progress=lambda page: fire_due())
-    assert newer.pk in result.ids and result.changed == 3 == Effect.objects.count()
-    assert result.refusals == ((older.pk, Refusal.SLOT_TAKEN),)
-    assert (dry.changed, dry.refusals) == (result.changed, result.refusals)
+    older, *_, newer = (make(each) for each in (order, Order.objects.create(), Order.objects.create(), order))
+    rows = Timeout.objects.filter(state=older.state)
+    dry = verb(rows, by=BY, dry_run=True)
+    result = verb(rows, by=BY, progress=lambda page: fire_due())
+    assert newer.pk in result.ids and dry.changed == result.changed == 3 == Effect.objects.count()
+    assert dry.refusals == result.refusals == ((older.pk, Refusal.SLOT_TAKEN),)
 
 
 def test_a_round_is_not_repeated_after_one_that_was_fired_meanwhile(order: Order, pages_of: PagesOf) -> None:

@@ -1,7 +1,8 @@
-"""Cancel, fire now, postpone, change the deadline, retry: which rows change, which do not, and who hears of it."""
+"""Cancel, fire now, postpone, change the deadline, retry, retire: which rows change, which not, and who hears of it."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -9,18 +10,40 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import ExtensionLimit, Limits, explain_timeout, extend_timeout, schedule_timeouts, signals
-from django_delayq.models import Timeout, UnfinishedRun
-from django_delayq.operations import Refusal, Result, cancel, change_deadline, fire_now, pause, postpone, refire, retry
+from django_delayq import (
+    ExtensionLimit,
+    Limits,
+    UnknownPolicy,
+    explain_timeout,
+    extend_timeout,
+    schedule_timeouts,
+    signals,
+)
+from django_delayq.models import PolicyChange, Timeout, UnfinishedRun
+from django_delayq.operations import (
+    PolicyConflict,
+    Refusal,
+    Result,
+    cancel,
+    change_deadline,
+    fire_now,
+    pause,
+    postpone,
+    refire,
+    retire,
+    retry,
+)
 from django_delayq.testing import fire_due
 from django_delayq.worker import Worker
+from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.firing.rows import receiving
 from tests.integration.operations.conftest import BY, as_if, dead, die, many, pending, refused, said
-from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, LINGER, MINUTE, Declare, PagesOf
+from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, LINGER, MINUTE, REMIND, Declare, PagesOf
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -165,19 +188,6 @@ def test_many_rows_go_page_by_page_and_one_that_fails_leaves_those_before_it_don
     assert Timeout.objects.filter(state="cancelled").count() == 14
 
 
-def test_of_several_dead_rounds_on_several_pages_only_the_newest_is_retried(pages_of: PagesOf) -> None:
-    """A worker fires what a page has retried before the next page is read."""
-    pages_of(2)
-    order = Order.objects.create()
-    older, first, last, newer = dead(order), dead(Order.objects.create()), dead(Order.objects.create()), dead(order)
-    rows = Timeout.objects.filter(state="dead")
-    dry = retry(rows, by=BY, dry_run=True)
-    result = retry(rows, by=BY, progress=lambda page: fire_due())
-    assert set(result.ids) == {newer.pk, first.pk, last.pk}
-    assert refused(result) == {older.pk: "slot_taken"} == refused(dry)
-    assert Effect.objects.filter(object_id=str(order.pk)).count() == 1
-
-
 def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(declare: Declare, pages_of: PagesOf) -> None:
     """Otherwise a policy whose handler schedules the next round would fire for as long as workers keep up."""
     pages_of(2)
@@ -278,3 +288,54 @@ def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeyp
             later()
     assert deadlines() == {deadline: ROWS}
     assert later().changed == ROWS
+
+
+def forgotten(count: int = 1) -> list[Timeout]:
+    rows = many(count)
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(policy=FORGOTTEN)
+    return rows
+
+
+def states() -> list[tuple[str, str]]:
+    return list(Timeout.objects.order_by("pk").values_list("state", "cause"))
+
+
+def test_pending_rows_are_cancelled_and_the_others_stay(order: Order) -> None:
+    (row,) = forgotten()
+    as_if(dead(Order.objects.create()), "dead", "retries", policy=FORGOTTEN)
+    as_if(pending(Order.objects.create()), "firing", policy=FORGOTTEN)
+    pending(order)
+    before = states()
+    assert retire(FORGOTTEN, by=BY, dry_run=True).changed == 1
+    words = f"No timeout has the policy 'testapp.order.fogotten'. Not declared, but in the ledger: {FORGOTTEN}."
+    with pytest.raises(UnknownPolicy, match=f"^{re.escape(words)}$"):
+        retire("testapp.order.fogotten", by=BY)
+    assert states() == before and not PolicyChange.objects.exists()
+    result = retire(FORGOTTEN, by=BY, reason="the feature is gone")
+    assert (result.verb, result.changed, result.ids) == ("retire", 1, (row.pk,))
+    assert states() == [("cancelled", "retired"), *before[1:]]
+    assert said(row) == [("retired", BY, "the feature is gone")]
+    assert "its policy was retired" in str(explain_timeout(row))
+
+
+@pytest.mark.parametrize("label", [REMIND, "testapp.order.former"])
+def test_a_declared_policy_is_refused_also_by_an_alias(order: Order, declare: Declare, label: str) -> None:
+    declare(Order, name="current", aliases=("former",))
+    pending(order)
+    Timeout.objects.update(policy=label)
+    with pytest.raises(PolicyConflict, match=r"testapp\.order\.(remind|current) is declared"):
+        retire(label, by=BY)
+    assert states() == [("pending", "")] and not PolicyChange.objects.exists()
+
+
+def test_the_command_asks_for_many_and_retires(do: Do, typing: Callable[[str | None], None]) -> None:  # noqa: F811
+    forgotten(11)
+    with pytest.raises(CommandError, match="11 timeouts. Without a terminal"):
+        do("delayq_retire", FORGOTTEN)
+    done = f"{FORGOTTEN}: 11 cancelled"
+    assert do("delayq_retire", FORGOTTEN, "--dry-run").out == f"{done} (dry run: nothing was changed)\n"
+    typing("y\n")
+    assert do("delayq_retire", FORGOTTEN, "--reason", "gone").out.endswith(f"{done}\n")
+    assert PolicyChange.objects.get().by.startswith("cli:")
+    with pytest.raises(CommandError, match="is declared"):
+        do("delayq_retire", REMIND)
