@@ -19,16 +19,14 @@ import django_delayq as dq
 from django_delayq import Brake, operations
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations.previews import DEADLINES_CHANGE
-from django_delayq.operations.registry import NOT_MOVING, OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from tests.integration.operations import test_contract as contract
-from tests.integration.operations.conftest import BY, as_if, dead, pending
-from tests.integration.operations.names import HOUR, MINUTE, UNPAID, Declare
+from tests.integration.operations.conftest import BY, as_if
+from tests.integration.operations.names import HOUR, MINUTE, Declare
 from tests.integration.operations.test_contract import (
-    GOOD,
     address_in_admin,
     command_of,
     each_example,
-    each_of,
     entered,
     target_of,
 )
@@ -80,25 +78,6 @@ def test_each_edge_shows_what_then_happens(operation: Operation, values: dict[st
         moved = [row for row in rows if Timeout.objects.get(pk=row["pk"]).due_at != row["due_at"]]
         assert preview.changed.value == len(moved)
     assert (preview.due.value if preview.due else 0) == due_now() - (before if not preview.due else 0)
-
-
-@each_of(*(each for each in OPERATIONS.values() if each.name in TIMEOUT_OPERATIONS or each.states < NOT_MOVING))
-def test_what_would_change_nothing_is_not_offered(operation: Operation, admin_client: Client) -> None:
-    if operation.name in POLICY_OPERATIONS:
-        operations.hold(UNPAID, by=BY)  # which may not be paused
-        if operation.name == "resume":
-            operations.resume(UNPAID, by=BY)
-    elif operation.states.isdisjoint({"pending"}):
-        pending(Order.objects.create())
-    else:
-        as_if(dead(Order.objects.create()), "fired", "due")
-    address, values = address_of(operation), GOOD[operation.name][-1]
-    answer: Any = (
-        admin_client.post(address, entered(operation, values)) if operation.has_preview else admin_client.get(address)
-    )
-    page = answer.content.decode()
-    assert answer.status_code == 200 and "Consequences" in page
-    assert 'name="confirmed"' not in page
 
 
 @pytest.fixture

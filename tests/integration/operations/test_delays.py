@@ -251,26 +251,18 @@ def test_what_a_change_was_not_about_is_not_taken_for_missed(modes: list[Any]) -
     assert [waits(order) for order in (by_hand, extended, after)] == [30 * MINUTE, 31 * MINUTE, 30 * MINUTE]
 
 
-def test_what_is_scheduled_after_the_change_and_before_its_move_is_left_alone() -> None:
+def test_until_a_change_has_moved_its_rows_another_one_is_refused_and_what_is_scheduled_is_left_alone() -> None:
     earlier, later = unpaid(), Order.objects.create(status="new")
     before = pending_timeouts(earlier).get().due_at
     with transaction.atomic():
-        operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")
-        row = schedule_timeout(later, "cancel_unpaid", minutes=20)
-    assert pending_timeouts(earlier).get().due_at == before + 15 * MINUTE
-    assert pending_timeouts(later).get().due_at == row.due_at
-
-
-def test_until_an_earlier_change_has_moved_all_rows_another_one_is_refused() -> None:
-    order = unpaid()
-    before = pending_timeouts(order).get().due_at
-    with transaction.atomic():
         operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")  # its rows are moved after the commit
+        row = schedule_timeout(later, "cancel_unpaid", minutes=20)
         for refused in (operations.pause, operations.hold):
             with pytest.raises(operations.PolicyConflict, match="still moving"):
                 refused(UNPAID, by=BY)
     assert changes() == [("delay", BY, "")]
-    assert pending_timeouts(order).get().due_at == before + 15 * MINUTE
+    assert pending_timeouts(earlier).get().due_at == before + 15 * MINUTE
+    assert pending_timeouts(later).get().due_at == row.due_at
     assert operations.pause(UNPAID, by=BY) is not None
 
 

@@ -15,7 +15,7 @@ from django_delayq.operations import Refusal, Result, refire, retry
 from django_delayq.policy.policies import get_policy
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, refused, said
-from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, Declare, PagesOf
+from tests.integration.operations.names import DAY, HOUR, Declare, PagesOf
 from tests.testapp.models import Effect, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,24 +68,6 @@ def test_each_policy_of_a_table_gets_objects_of_its_own_model(order: Order, decl
     asked.clear()
     assert refire(Timeout.objects.all(), by=BY).changed == 3
     assert sorted(asked, key=str) == [Order, Order, OrderProxy]
-
-
-def test_what_cannot_be_repeated_is_refused_with_its_reason(order: Order) -> None:
-    waiting, firing = pending(order), as_if(pending(Order.objects.create(), "send_outside"), "firing")
-    again, gone_order = Order.objects.create(), Order.objects.create()
-    taken, gone = fired(again), fired(gone_order)
-    pending(again)
-    gone_order.delete()
-    unknown = as_if(fired(), "fired", "due", policy=FORGOTTEN)
-    result = refire([waiting, firing, taken, gone, unknown], by=BY)
-    assert refused(result) == {
-        **dict.fromkeys((waiting.pk, firing.pk), "not_settled"),
-        taken.pk: "slot_taken",
-        gone.pk: "object_gone",
-        unknown.pk: "policy_unknown",
-    }
-    assert result.refused[Refusal.NOT_SETTLED] == 2
-    assert Timeout.objects.count() == 6
 
 
 @pytest.mark.parametrize(("verb", "make"), [(refire, fired), (retry, dead)], ids=["refire", "retry"])

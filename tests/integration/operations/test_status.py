@@ -6,8 +6,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import Limits, Rate
@@ -88,19 +86,6 @@ def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired
     assert (str(found.fired), str(found.skipped)) == (fired, "1")
     assert found.lag_p50 is not None and found.lag_p50 > 46 * 3600
     assert of(REMIND).lag_p50 is None
-
-
-def test_a_snapshot_asks_as_much_of_a_full_ledger_as_of_an_empty_one() -> None:
-    for label in ("remind", "linger"):
-        pending(Order.objects.create(), label)
-    status.snapshot()
-    with CaptureQueriesContext(connection) as few:
-        status.snapshot()
-    for _ in range(30):
-        pending(Order.objects.create())
-    with CaptureQueriesContext(connection) as many:
-        status.snapshot()
-    assert len(many) == len(few)
 
 
 def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis.Redis) -> None:

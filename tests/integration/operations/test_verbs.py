@@ -175,19 +175,6 @@ def test_rows_without_object_or_policy_can_be_cancelled_and_postponed(order: Ord
     assert cancel(rows, by=BY).changed == 2
 
 
-def test_many_rows_go_page_by_page_and_one_that_fails_leaves_those_before_it_done(pages_of: PagesOf) -> None:
-    pages_of(4)
-    many(14)
-    with pytest.raises(KeyboardInterrupt):
-        cancel(Timeout.objects.all(), by=BY, progress=die)
-    assert Timeout.objects.filter(state="cancelled").count() == 4
-    pages: list[Result] = []
-    result = cancel(Timeout.objects.filter(state="pending"), by=BY, progress=pages.append)
-    assert [page.changed for page in pages] == [4, 4, 2]
-    assert (result.changed, result.ids) == (10, sum((page.ids for page in pages), ()))
-    assert Timeout.objects.filter(state="cancelled").count() == 14
-
-
 def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(declare: Declare, pages_of: PagesOf) -> None:
     """Otherwise a policy whose handler schedules the next round would fire for as long as workers keep up."""
     pages_of(2)
