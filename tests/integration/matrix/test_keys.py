@@ -14,12 +14,11 @@ from django.db.models import Count, FilteredRelation, Model, Q, QuerySet
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import DeadlinePassed, TimeoutPolicy
+from django_delayq import TimeoutPolicy
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from django_delayq.sql.key_types import root_of_key
 from tests.integration.firing.conftest import due, fire, make_due, state
-from tests.integration.operations.conftest import as_if
 from tests.testapp import keys
 from tests.testapp.models import Voucher
 
@@ -257,12 +256,6 @@ def test_a_deadline_as_a_column_and_the_guard(world: World) -> None:
         obj.status = "done"
         obj.save()
     assert world.row(obj, auto).cause == "condition"
-    obj.status = "open"
-    obj.save()
-    as_if(world.row(obj, auto), "fired", "due")
-    with pytest.raises(DeadlinePassed), dq.before_deadline(obj, "auto"):
-        pytest.fail("the deadline has passed")
-    assert not dq.cancel_timeout(obj, auto)
 
 
 @commits

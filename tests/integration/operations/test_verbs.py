@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from django_delayq import (
     UnknownPolicy,
     explain_timeout,
     extend_timeout,
-    schedule_timeouts,
     signals,
 )
 from django_delayq.models import PolicyChange, Timeout, UnfinishedRun
@@ -39,7 +36,7 @@ from django_delayq.operations import (
 )
 from django_delayq.testing import fire_due
 from django_delayq.worker import Worker
-from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
+from tests.integration.commands.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.firing.rows import receiving
 from tests.integration.operations.conftest import BY, as_if, dead, die, many, pending, refused, said
@@ -232,49 +229,40 @@ def test_a_verb_waits_for_whoever_decides_first_and_then_believes_him(order: Ord
     assert refused(results[0]) == {row.pk: "settled"}
 
 
-PAGE, ROWS = 5, 12
-
-
-@pytest.fixture
-def deadline(pages_of: PagesOf) -> Any:
-    """Three pages of pending timeouts, due then."""
-    pages_of(PAGE)
-    at = timezone.now().replace(microsecond=0) + timedelta(days=1)
-    Order.objects.bulk_create([Order(status="new") for _ in range(ROWS)])
-    schedule_timeouts(list(Order.objects.all()), "remind", at=at)
-    return at
-
-
-def deadlines() -> dict[Any, int]:
-    return dict(Counter(Timeout.objects.values_list("due_at", flat=True)))
+def moves() -> list[int]:
+    """How often each row was moved."""
+    return [len(row.history) for row in Timeout.objects.order_by("pk")]
 
 
 def later(**more: Any) -> Any:
     return postpone(Timeout.objects.pending(), hours=1, by=BY, **more)
 
 
-def test_what_is_repeated_continues_and_what_was_completed_is_done_again(deadline: Any) -> None:
-    for begun in (PAGE, 2 * PAGE):
+def test_what_is_repeated_continues_and_what_was_completed_is_done_again(pages_of: PagesOf) -> None:
+    pages_of(5)
+    many(12)
+    for moved in (5, 10):
         with pytest.raises(KeyboardInterrupt):
             later(progress=die)
-        assert deadlines() == {deadline: ROWS - begun, deadline + HOUR: begun}
+        assert moves() == [1] * moved + [0] * (12 - moved)
     result = later()
-    assert (result.changed, result.continued) == (ROWS - 2 * PAGE, 2 * PAGE)
-    assert deadlines() == {deadline + HOUR: ROWS}
+    assert (result.changed, result.continued) == (2, 10)
+    assert moves() == [1] * 12
     assert not UnfinishedRun.objects.exists()
-    assert later().changed == ROWS
+    assert later().changed == 12
 
 
-def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_fails_is_neither_changed_nor_counted(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("broken")
 
-    with monkeypatch.context() as broken:
+    pages_of(5)
+    many(12)
+    with monkeypatch.context() as broken, pytest.raises(ValueError, match="broken"):
         broken.setattr(UnfinishedRun, "save", fail)
-        with pytest.raises(ValueError, match="broken"):
-            later()
-    assert deadlines() == {deadline: ROWS}
-    assert later().changed == ROWS
+        later()
+    assert moves() == [0] * 12
+    assert later().changed == 12
 
 
 def forgotten(count: int = 1) -> list[Timeout]:
@@ -315,7 +303,7 @@ def test_a_declared_policy_is_refused_also_by_an_alias(order: Order, declare: De
     assert states() == [("pending", "")] and not PolicyChange.objects.exists()
 
 
-def test_the_command_asks_for_many_and_retires(do: Do, typing: Callable[[str | None], None]) -> None:  # noqa: F811
+def test_the_command_asks_for_many_and_retires(do: Do, typing: Types) -> None:  # noqa: F811
     forgotten(11)
     with pytest.raises(CommandError, match="11 timeouts. Without a terminal"):
         do("delayq_retire", FORGOTTEN)
