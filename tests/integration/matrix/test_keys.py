@@ -24,7 +24,6 @@ from tests.testapp.models import Voucher
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db]
 
-
 PENDING, CANCELLED, FIRED = ["pending"], ["cancelled"], ("fired", "due")
 commits = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., TimeoutPolicy[Any]]
@@ -32,7 +31,7 @@ Declare = Callable[..., TimeoutPolicy[Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the model of its policies, and the fields that make four objects."""
+    """A model, the model of its policies, and the fields that make three objects."""
 
     model: Any
     rows: Sequence[dict[str, Any]] = ()
@@ -108,9 +107,10 @@ class World:
         return [row.state for row in self.rows(obj) if row.policy == policy.label]
 
 
-def make_world(case: Case, declare: Callable[..., TimeoutPolicy[Any]]) -> World:
-    """Declare the policies, and save three open objects, which arms their timeouts."""
-    handled: list[Any] = []
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def world(request: pytest.FixtureRequest, declare: Declare) -> Iterator[World]:
+    """Policies, and three open objects, whose timeouts are armed."""
+    case, handled, begun = request.param, list[Any](), timezone.now()
 
     def handler(obj: Any, timeout: Timeout) -> None:
         assert timeout.content_object == obj
@@ -119,14 +119,7 @@ def make_world(case: Case, declare: Callable[..., TimeoutPolicy[Any]]) -> World:
     automatic: dict[str, Any] = {"after": timedelta(hours=1), "since": "begun_at", "when": Q(status="open")}
     auto = declare(case.policy_model, handler, name="auto", **automatic)
     hand = declare(case.policy_model, handler, name="hand")
-    begun = timezone.now()
-    obj, twin, other = (case.make(number, begun_at=begun) for number in range(3))
-    return World(case, auto, hand, obj, twin, other, handled)
-
-
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
-def world(request: pytest.FixtureRequest, declare: Declare) -> Iterator[World]:
-    made = make_world(request.param, declare)
+    made = World(case, auto, hand, *(case.make(number, begun_at=begun) for number in range(3)), handled)
     dq.schedule_timeout(made.twin, made.hand, hours=1)
     before = [vars(row) | {"_state": None} for row in made.rows(made.twin)]
     yield made
