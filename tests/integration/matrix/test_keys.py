@@ -119,7 +119,8 @@ def world(request: pytest.FixtureRequest, declare: Declare) -> Iterator[World]:
     automatic: dict[str, Any] = {"after": timedelta(hours=1), "since": "begun_at", "when": Q(status="open")}
     auto = declare(case.policy_model, handler, name="auto", **automatic)
     hand = declare(case.policy_model, handler, name="hand")
-    made = World(case, auto, hand, *(case.make(number, begun_at=begun) for number in range(3)), handled)
+    obj, twin, other = (case.make(number, begun_at=begun) for number in range(3))
+    made = World(case, auto, hand, obj, twin, other, handled)
     dq.schedule_timeout(made.twin, made.hand, hours=1)
     before = [vars(row) | {"_state": None} for row in made.rows(made.twin)]
     yield made
