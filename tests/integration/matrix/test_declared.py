@@ -47,17 +47,13 @@ OTHER_ROWS = Q(Exists(Item.objects.filter(task=OuterRef("pk"))))
 WARNINGS = {"W001", "W013", "W014", "W015", "I004"}
 
 
+def reported(*ids: str, **options: Any) -> list[CheckMessage]:
+    """Return what the checks say under these ids."""
+    return [each for each in run_checks(**options) if str(each.id).removeprefix("django_delayq.") in ids]
+
+
 def warnings() -> list[str]:
-    """Return which of these the checks report."""
-    found = [str(message.id).removeprefix("django_delayq.") for message in run_checks(tags=["django_delayq"])]
-    return [name for name in found if name in WARNINGS]
-
-
-def warning(check_id: str) -> Any:
-    """Return the one message with this id, of a line and its hint, as each command prints it."""
-    (message,) = [each for each in run_checks(tags=["django_delayq"]) if each.id == f"django_delayq.{check_id}"]
-    assert str(message).count("\n") == 1
-    return message
+    return [str(message.id).removeprefix("django_delayq.") for message in reported(*WARNINGS, tags=["django_delayq"])]
 
 
 RAW_SQL = RawSQL(f"{connection.ops.quote_name('testapp_task')}.status = %s", ["open"], output_field=BooleanField())
@@ -106,7 +102,8 @@ def test_what_is_forgotten_is_warned_of(declare: Declare, model: Any, options: d
     policy = declare(model, name="forgotten", **options)
     assert warnings() == ids
     for check_id in ids:
-        message = warning(check_id)
+        (message,) = reported(check_id)
+        assert str(message).count("\n") == 1, "a line and its hint"
         assert (message.obj, message.is_serious()) == (policy, False)
         assert check_id != "W013" or ("not automatic" in message.msg and "when=Q()" in str(message.hint))
 
@@ -205,10 +202,6 @@ def test_a_historical_model_is_named_as_the_reason(declare: Declare) -> None:
         with pytest.raises(dq.UnknownPolicy, match=r"testapp.Task is a historical model of a migration.*delayq_sync"):
             dq.schedule_timeout(task, named)
     assert dq.sync_timeouts(Task.objects.all()) == 1
-
-
-def reported(check_id: str, **options: Any) -> list[CheckMessage]:
-    return [each for each in run_checks(**options) if each.id == f"django_delayq.{check_id}"]
 
 
 @pytest.mark.dialect
