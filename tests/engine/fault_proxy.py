@@ -1,8 +1,8 @@
 """A proxy between a client and a server that does to their connections what networks do.
 
     with FaultProxy(server.socket) as proxy:
-        proxy.lose_next_reply()     # one request runs, and its connection is reset
-        proxy.mute()                # all connections at once, until `heal`
+        proxy.inject(Fault.RESET_AFTER, only=b"EVAL")     # one request meets one fault
+        proxy.mute()                                      # all connections at once, until `heal`
 
 Both ends of a connection belong to one thread, so that a reset is a reset (RST), and not the polite end that closing a
 socket causes while another thread still reads from it.
@@ -15,25 +15,61 @@ import select
 import socket
 import struct
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
 
 CHUNK = 65_536
+SMALL = 512
+"""Of a longer piece only this much goes byte by byte: a thousand ids would take seconds."""
+
+
+class Fault(Enum):
+    """What becomes of one request."""
+
+    RESET_BEFORE = "reset before it is sent"
+    HALF_SENT = "reset after half of it is sent"
+    STALL_BEFORE = "swallowed, and silence"
+    RESET_AFTER = "reset after it ran, the reply lost"
+    HALF_ANSWERED = "reset after half of the reply"
+    STALL_AFTER = "it runs, and silence"
+
+    @property
+    def runs(self) -> bool:
+        """Whether the server runs the request."""
+        return self in {Fault.RESET_AFTER, Fault.HALF_ANSWERED, Fault.STALL_AFTER}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the connection stays open, so that only the time limit of the client ends the wait."""
+        return self in {Fault.STALL_BEFORE, Fault.STALL_AFTER}
+
+
+@dataclass
+class _Waiting:
+    """A fault that no request has met yet."""
+
+    fault: Fault
+    only: bytes
+    after: int
 
 
 class FaultProxy:
     """Listens on a port of its own and forwards to a unix socket, or to a (host, port).
 
-    `lost`: how many replies were lost with their connection. Threads may use all methods at any time.
+    `met` counts the faults that requests have met so far. Threads may inject, mute and heal at any time.
     """
 
-    def __init__(self, target: str | tuple[str, int]) -> None:
-        self.lost = self.connections = self.forgotten = 0
-        self.losses = deque[None]()
+    def __init__(self, target: str | tuple[str, int], *, byte_by_byte: bool = False) -> None:
+        self.byte_by_byte = byte_by_byte
+        self.met: Counter[Fault] = Counter()
+        self.connections = self.forgotten = 0
         self.muted = threading.Event()
         self.swallowing = threading.Event()
         self._target = target
         self._refusing = threading.Event()
+        self._faults: deque[_Waiting] = deque()
         self._threads: list[threading.Thread] = []
         self._end, self.ended = socket.socketpair()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -50,9 +86,18 @@ class FaultProxy:
         self._listener.close()
         self.ended.close()
 
+    @property
+    def lost(self) -> int:
+        """How many replies were lost with their connection."""
+        return self.met[Fault.RESET_AFTER]
+
+    def inject(self, fault: Fault, only: bytes = b"", after: int = 0) -> None:
+        """Inject this fault into the next request that contains `only`, on any connection, after `after` others."""
+        self._faults.append(_Waiting(fault, only, after))
+
     def lose_next_reply(self) -> None:
-        """Run the next request, on any connection, and drop its reply and its connection."""
-        self.losses.append(None)
+        """Drop the next reply and its connection."""
+        self.inject(Fault.RESET_AFTER)
 
     def mute(self) -> None:
         """No client hears anything; what they send still arrives, and every connection stays open (half-open)."""
@@ -71,9 +116,20 @@ class FaultProxy:
         self._refusing.set()
 
     def heal(self) -> None:
-        """Pass new requests again. Lost replies stay lost."""
+        """Pass new requests again, without faults. Lost replies stay lost."""
         for condition in (self.muted, self.swallowing, self._refusing):
             condition.clear()
+        self._faults.clear()
+
+    def next_fault(self, request: bytes) -> Fault | None:
+        """Return the fault for this request, if any."""
+        with contextlib.suppress(IndexError):
+            waiting = self._faults[0]
+            if waiting.only in request:
+                waiting.after -= 1
+                if waiting.after < 0:
+                    return self._faults.popleft().fault
+        return None
 
     def _accept(self) -> None:
         while True:
@@ -85,10 +141,11 @@ class FaultProxy:
                 reset(client)
                 continue
             self.connections += 1
-            self._begin(_Connection(self, client, self._target).run)
+            connection = _Connection(self, client)
+            self._begin(lambda connection=connection: connection.run(self._target))
 
-    def _begin(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name="fault-proxy", daemon=True)
+    def _begin(self, work: object) -> None:
+        thread = threading.Thread(target=work, name="fault-proxy", daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
 
@@ -96,26 +153,30 @@ class FaultProxy:
 class _Connection:
     """One client's connection and the server's that belongs to it."""
 
-    def __init__(self, proxy: FaultProxy, client: socket.socket, target: str | tuple[str, int]) -> None:
+    def __init__(self, proxy: FaultProxy, client: socket.socket) -> None:
         self._proxy = proxy
         self._client = client
-        self._target = target
         self._number = proxy.connections
-        self._is_losing = False
+        self._answering: Fault | None = None
+        self._is_deaf = self._is_dumb = self._is_gone = False
 
-    def run(self) -> None:
-        """Pass data until either end has closed, a reply is lost, or the proxy stops."""
-        with contextlib.suppress(OSError), _connected(self._target) as self._server:
+    def run(self, target: str | tuple[str, int]) -> None:
+        """Pass data until either end has closed, a fault has closed both, or the proxy stops."""
+        with contextlib.suppress(OSError), _connected(target) as self._server:
+            _without_delay(self._client)
+            _without_delay(self._server)
             ends = [self._client, self._server, self._proxy.ended]
             while True:
                 readable, _, _ = select.select(ends, [], [])
                 if self._proxy.ended in readable:
                     break
                 if self._client in readable and not self._forward():
-                    if not self._is_losing:
+                    if not (self._is_gone and self._answering):
                         break
-                    ends.remove(self._client)  # it waited no longer, but the request runs, and its reply is lost
+                    ends.remove(self._client)  # it waited no longer, but the request runs and meets its fault
                 if self._server in readable and not self._answer():
+                    break
+                if self._is_gone and not self._answering:
                     break
         reset(self._client)
 
@@ -125,22 +186,42 @@ class _Connection:
 
     def _forward(self) -> bool:
         data = self._client.recv(CHUNK)
-        if data and not self._is_swallowed:
-            with contextlib.suppress(IndexError):
-                self._proxy.losses.popleft()
-                self._is_losing = True
-            self._server.sendall(data)
-        return bool(data)
+        if not data:
+            self._is_gone = True
+            return False
+        if self._is_deaf or self._is_swallowed:
+            return True
+        fault = self._proxy.next_fault(data)
+        if fault is None or fault.runs:
+            self._answering = fault or self._answering
+            self._pass(data, self._server)
+            return True
+        self._is_deaf = self._is_dumb = fault is Fault.STALL_BEFORE
+        if fault is Fault.HALF_SENT:
+            self._pass(data[: len(data) // 2], self._server)
+        self._proxy.met[fault] += 1
+        return self._is_deaf
 
     def _answer(self) -> bool:
         data = self._server.recv(CHUNK)
-        if not data or self._proxy.muted.is_set() or self._is_swallowed:
-            return bool(data)
-        if self._is_losing:
-            self._proxy.lost += 1
+        if not data:
             return False
-        self._client.sendall(data)
-        return True
+        if self._is_dumb or self._proxy.muted.is_set() or self._is_swallowed:
+            return True
+        fault, self._answering = self._answering, None
+        if fault is None:
+            self._pass(data, self._client)
+            return True
+        self._is_dumb = fault is Fault.STALL_AFTER
+        if fault is Fault.HALF_ANSWERED:
+            self._pass(data[: len(data) // 2], self._client)
+        self._proxy.met[fault] += 1
+        return self._is_dumb
+
+    def _pass(self, data: bytes, to: socket.socket) -> None:
+        ends = [*range(1, min(SMALL, len(data))), len(data)] if self._proxy.byte_by_byte else [len(data)]
+        for begin, end in pairwise([0, *ends]):
+            to.sendall(data[begin:end])
 
 
 def reset(connection: socket.socket) -> None:
@@ -160,3 +241,8 @@ def _connected(target: str | tuple[str, int]) -> socket.socket:
         server.close()
         raise
     return server
+
+
+def _without_delay(connection: socket.socket) -> None:
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
