@@ -69,6 +69,16 @@ def test_cancelling_extending_and_moving_many(orders: list[Order]) -> None:
     assert {(row.state, row.cause) for row in Timeout.objects.all()} == {("cancelled", "hand")}
 
 
+def test_extending_leaves_a_retry_waiting(orders: list[Order]) -> None:
+    """The handler failed, and its next attempt must not come early."""
+    row = dq.schedule_timeout(orders[0], "remind", minutes=1)
+    retry_at = row.due_at + timedelta(hours=5)
+    Timeout.objects.update(run_at=retry_at, attempts=1)
+    assert dq.extend_timeouts(dq.pending_timeouts(Order, "remind"), minutes=1) == 1
+    row.refresh_from_db()
+    assert (row.run_at, row.due_at) == (retry_at, retry_at - timedelta(hours=4, minutes=59))
+
+
 def test_extensions_go_on_when_their_number_no_longer_fits_the_column(orders: list[Order]) -> None:
     """A timeout that is extended once a minute has 32,767 extensions after 23 days, the most for a small integer."""
     dq.schedule_timeouts(orders[:2], "remind", minutes=5)
