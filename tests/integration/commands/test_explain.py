@@ -115,6 +115,8 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
         ([], "Which timeouts"),
         (["testapp.order"], "Which object"),
         (["A-2026-0001"], "Did you mean --search A-2026-0001"),
+        (["testapp.ordr", "1"], "no model"),
+        (["--id", "1", "--policy", "remind"], "does not go with it"),
         (["testapp.order", "one"], "one is not a key of Order"),
         (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),
         (["testapp.order", "1", "--id", "1"], "Give only one of"),

@@ -1,16 +1,26 @@
-"""A project starts, and gets its tables, while its database is empty or down, whatever its conditions read."""
+"""A project starts while its database is empty or down, is loaded again, and is told what is wrong with a policy."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import django
 import pytest
+from django.db import connection
 
+import django_delayq as dq
+from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.db_connections import how_to_migrate
+from django_delayq.policy.policies import registry
 from tests.conftest import ROOT
+from tests.support.typed import Patch
+from tests.testapp.models import Order
 
 SETTINGS = """
 SECRET_KEY = "only for this test"
@@ -100,3 +110,42 @@ def test_no_condition_needs_the_database_to_start(tmp_path: Path, database: str)
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+SOURCE = """
+from datetime import timedelta
+from django_delayq import timeout_policy
+from tests.testapp.models import Order
+
+@timeout_policy(Order, after=timedelta(minutes=30), aliases=["former_one"])
+def reloaded(order, timeout):
+    pass
+"""
+
+
+@pytest.mark.django_db
+def test_a_module_that_is_reloaded_replaces_its_policies(order: Order) -> None:
+    module = ModuleType("reloaded_timeouts")
+    changed = SOURCE.replace("minutes=30", "minutes=45").replace('"former_one"', "")
+    try:
+        for source in (SOURCE, changed):  # as importlib.reload does
+            exec(compile(source, "reloaded_timeouts.py", "exec"), vars(module))
+        assert dq.schedule_timeout(order, "reloaded", minutes=5).policy == "testapp.order.reloaded"
+        assert policy_state("testapp.order.reloaded", "default").delay == timedelta(minutes=45)
+        with pytest.raises(dq.UnknownPolicy):
+            dq.get_policy("testapp.order.former_one")
+    finally:
+        registry.remove(module.reloaded)
+
+
+def test_a_unit_as_an_option_of_a_policy_is_answered_with_what_to_write() -> None:
+    wrong: Any = dq.timeout_policy
+    with pytest.raises(dq.PolicyError, match=r"no option 'minutes'\. Write after=timedelta\(minutes=30\)\."):
+        wrong(Order, minutes=30)
+
+
+def test_a_database_in_memory_needs_a_file_and_no_migration(monkeypatch: Patch) -> None:
+    assert how_to_migrate("default") == "run manage.py migrate"
+    monkeypatch.setitem(connection.settings_dict, "NAME", ":memory:")
+    needs_a_file = "name a file in DATABASES" in how_to_migrate("default")
+    assert needs_a_file is (connection.vendor == "sqlite"), "only SQLite has databases in memory"

@@ -62,6 +62,7 @@ def test_a_stop_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
         (["delayq_late", REMIND, "soon"], 2, "is not a duration"),
         (["delayq_shadow", REMIND, "maybe"], 1, r"argument on\|off\|declared: invalid choice"),
         (["delayq_replan", UNPAID], 1, "--mode"),
+        (["delayq_replan", "--mode", "keep"], 1, "Which policy"),
         (["delayq_replan", REMIND, "--mode", "keep", "--after", "1h"], 1, "declares no delay"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -62,8 +62,9 @@ def test_a_dry_run_changes_nothing_and_many_are_asked_for(do: Do, typing: Types)
 def test_a_cancellation_of_a_firing_timeout_says_what_it_did(do: Do, settled: bool) -> None:
     firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
     (waits,) = some()
-    with pytest.raises(CommandError, match=rf"^1 left unchanged: firing now \({firing.pk}\)$") as refused:
-        do("delayq_fire", "--id", str(firing.pk))
+    words = rf"^1 left unchanged: firing now \({firing.pk}\)\n1 not found among the selected timeouts: 0$"
+    with pytest.raises(CommandError, match=words) as refused:
+        do("delayq_fire", "--id", str(firing.pk), "0")
     assert refused.value.returncode == 1
     rows = [firing, waits, *([as_if(pending(Order.objects.create()), "fired", "due")] if settled else [])]
     words = "1 not cancelled, may still succeed: firing now, without a further attempt"
@@ -94,6 +95,7 @@ def test_timeouts_under_a_parent_model_are_chosen_by_the_child(do: Do) -> None:
         (["delayq_cancel", "--id", "x"], "'x' is not a number"),
         (["delayq_cancel", "--id", "9" * 20], "more than 18 digits"),
         (["delayq_postpone", "--all", "--by", "2 hours"], "is not a duration"),
+        (["delayq_postpone", "--all", "--by", "9999999w99999999999w"], "is too long"),
         (["delayq_postpone", "--all", "--to", "2020-01-01"], "2020-01-01 00:00:00-03:00 is in the past"),
         (["delayq_list", "--due-before", "tomorrow"], "is not a time"),
         (["delayq_list", "--limit", "0"], "must be 1 or more"),
@@ -221,6 +223,8 @@ def test_keywords_steer_as_options_do_and_may_be_typed_values(rows: dict[str, Ti
         assert state_of(REMIND).until == end
     call("delayq_replan", UNPAID, after=timedelta(minutes=50), mode="keep")
     call("delayq_brake", REMIND, "500", per="10m")
+    call("delayq_shadow", REMIND, "on")
     brake = state_of(REMIND).brake
     assert (state_of(UNPAID).after, brake and brake.most) == (timedelta(minutes=50), 500)
+    assert state_of(REMIND).shadow == 100
     assert "queues    default, other\n" in call("delayq_worker", queue=["default", "other"], burst=True)

@@ -19,6 +19,7 @@ from rest_framework.throttling import ScopedRateThrottle
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.contrib.rest_framework import TimeoutViewSet
+from django_delayq.ledger import search
 from django_delayq.ledger.rollups import BY_HOUR
 from django_delayq.models import Timeout
 from django_delayq.monitoring import reports
@@ -175,6 +176,19 @@ def test_pages_have_neither_gap_nor_double_also_through_equal_moments(viewer: AP
     Timeout.objects.update(state="fired", cause="due", settled_at=timezone.now(), slot_taken=None)
     assert all_rows(viewer, "page_size=3&state=fired")[1:] == rows[8::-1]
     assert len(all_pages(viewer, "page_size=10")) == 1
+
+
+def test_what_no_index_finds_is_looked_for_a_bounded_way(
+    viewer: APIClient, schedule: Schedule, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(search, "MAX_COUNT", 4)
+    rows = [schedule(minutes=number + 1).pk for number in range(11)]
+    Timeout.objects.filter(pk__in=[rows[0], rows[9]]).update(queue="slow")
+    assert all_pages(viewer, "queue=slow") == [[rows[9]], [], [rows[0]]]
+    assert all_pages(viewer, "queue=slow&state=pending") == [[rows[0]], [], [rows[9]]]
+    assert all_pages(viewer, "queue=default&page_size=3") == [
+        [rows[10], rows[8], rows[7]], rows[6:3:-1], rows[3:0:-1], [],
+    ]  # fmt: skip
 
 
 @pytest.mark.dialect
