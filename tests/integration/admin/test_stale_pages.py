@@ -12,7 +12,7 @@ from django.utils.html import escape
 
 from django_delayq.admin import mixins
 from tests.integration.admin.conftest import Staff, source
-from tests.integration.data.conftest import Declare
+from tests.support.purchases import Declare
 from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 
