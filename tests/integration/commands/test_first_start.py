@@ -1,4 +1,4 @@
-"""A project starts while its database is empty or down, is loaded again, and is told what is wrong with a policy."""
+"""A project starts while its database is empty or down; its policies can be loaded again; an error names the fix."""
 
 from __future__ import annotations
 
