@@ -156,9 +156,8 @@ def test_async_handlers_run_in_each_mode_and_are_undone(orders: list[Order], dec
         await one(obj, timeout)
         raise asyncio.CancelledError
 
-    for number, (handler, options) in enumerate(
-        [(one, {"together": 10}), (many, {"batch": 10}), (one, {"atomic": False}), (cancelled, {})]
-    ):
+    ways: list[Any] = [(one, {"together": 10}), (many, {"batch": 10}), (one, {"atomic": False}), (cancelled, {})]
+    for number, (handler, options) in enumerate(ways):
         policy = declare(Order, handler, name=f"async_{number}", retry=dq.Retry.never(), **options)
         fire(*[due(order, policy) for order in orders])
     assert Counter(Effect.objects.values_list("what", flat=True)) == {"one": 10, "5": 1}
