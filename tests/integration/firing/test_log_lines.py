@@ -14,7 +14,6 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.times.clock import brief
 from tests.integration.firing.conftest import due, fire
@@ -46,18 +45,6 @@ def test_a_firing_is_a_line_with_object_lateness_and_duration(declare: Declare, 
         assert line.getMessage().startswith(f"Timeout {row.pk} (testapp.order.noted, object {obj}) fired 5 min")
         assert line.getMessage().endswith(f" late, in {brief(line.seconds)}")
     assert "object 'a\\nb')" in of_voucher.getMessage()
-
-
-def test_a_server_that_is_down_fills_neither_log_nor_memory(declare: Declare, caplog: Log) -> None:
-    """Some API clients make their exception classes for each session: each one stayed in memory."""
-
-    def handler(*_: Any) -> None:
-        raise type("QuotaExceeded", (Exception,), {})
-
-    policy = declare(Order, handler, name="fails", retry=dq.Retry([120]), batch=10)
-    fire(*[due(Order.objects.create(), policy) for _ in range(5)])
-    assert [bool(line.exc_info) for line in logged(caplog, "timeout_failed")] == [True, *[False] * 4]
-    assert len(firing_state._log_interval._logged_at) == 1
 
 
 # Signals report committed transitions, and no others

@@ -1,4 +1,4 @@
-"""Transactions that a handler breaks, commits or rolls back by hand, and those of async handlers."""
+"""The transactions of handlers: which they break, which are those of coroutines, and which several timeouts share."""
 
 from __future__ import annotations
 
@@ -80,21 +80,7 @@ def test_a_swallowed_error_fails_the_attempt_only_where_it_ends_the_transaction(
         assert state(row) == FIRED
 
 
-def test_a_callback_on_commit_that_raises_undoes_nothing(order: Order, declare: Declare, caplog: Log) -> None:
-    ran: list[str] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        transaction.on_commit(lambda: ran.append("first"))
-        transaction.on_commit(lambda: 1 / 0)
-        transaction.on_commit(lambda: ran.append("last"))
-
-    row = due(order, declare(Order, handler, name="callbacks"))
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), ran) == (FIRED, ["first", "last"])
-    assert "on_commit" in caplog.text
-
-
-# Transactions by hand: one that would end before the handler is refused, one outside is undone unless it was ended
+# A statement that would end the transaction before the handler is refused
 
 
 COMMITS = ["COMMIT", "begin"]
