@@ -262,7 +262,7 @@ def save_each(rows: Any) -> None:
         payment.save()
 
 
-# That each other way to write does so, too: tests/integration/data/test_watched.py.
+# That each other way to write does so, too: tests/integration/arming/test_watched.py.
 WRITES: dict[str, Callable[[Payments], object]] = {
     "update_or_create": lambda some: Payment.objects.update_or_create(pk=some[0].pk, defaults={"status": "failed"}),
     "of_its_owner": lambda some: some[0].purchase.payments.update_or_create(pk=some[0].pk, defaults={"status": "x"}),
