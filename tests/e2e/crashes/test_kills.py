@@ -75,7 +75,7 @@ def test_killed_outside_a_transaction_it_is_done_at_least_once_under_one_key(
 def test_one_killer_among_a_hundred_ends_dead_and_the_others_fire(
     start_worker: StartWorker, source: str, declare: Any
 ) -> None:
-    """None of them may be tried again: what only ran beside a handler that ends its process is not blamed."""
+    """None of them may be tried again: running beside a handler that ends its process counts no attempt."""
     suffix, variables = ("_outside", {"WITHOUT_REDIS": "1"}) if source == "ledger" else ("", {})
     names = [f"deadly{suffix}", f"harmless{suffix}"]
     for name in names:
