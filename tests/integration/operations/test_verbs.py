@@ -12,14 +12,7 @@ from django.core.management import CommandError
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import (
-    ExtensionLimit,
-    Limits,
-    UnknownPolicy,
-    explain_timeout,
-    extend_timeout,
-    signals,
-)
+from django_delayq import ExtensionLimit, Limits, UnknownPolicy, explain_timeout, extend_timeout, signals
 from django_delayq.models import PolicyChange, Timeout, UnfinishedRun
 from django_delayq.operations import (
     PolicyConflict,
