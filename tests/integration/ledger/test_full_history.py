@@ -9,20 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.checks import ERROR
 from django.db import connection
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import Late, Limits, clock, operations, testing
-from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.models import PolicyChange, Timeout
-from django_delayq.monitoring.doctor import examine
-from django_delayq.operations.changes import TimeIsUp, continue_moves, move_missed
+from django_delayq import Late, Limits, clock, operations
+from django_delayq.models import Timeout
+from django_delayq.operations.changes import move_missed
 from django_delayq.rounds.memory import MAX_EVENTS, record
 from tests.integration.firing.conftest import due, fire, state
-from tests.integration.operations.conftest import BY, held_for, pending
+from tests.integration.operations.conftest import BY, held_for
 from tests.integration.operations.names import HOUR, MINUTE, Declare
 from tests.testapp.models import Order
 
@@ -90,24 +87,6 @@ def test_once_knows_the_deadline_before_an_operator_moved_it(order: Order, decla
     assert Timeout.objects.get().pk == row.pk
 
 
-def test_a_suspect_that_has_just_been_noted_is_left_to_its_worker(order: Order, declare: Declare) -> None:
-    def die(step: str) -> None:
-        if step == "noted":
-            raise KeyboardInterrupt
-
-    row = due(order, declare(Order, lambda *_: None, name="suspected"))
-    set_checkpoint_hook(die)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            fire(row, deliveries=2)
-    finally:
-        set_checkpoint_hook(None)
-    forget(row)
-    assert row.suspected_at is not None
-    assert not fire(row, deliveries=3).fired
-    assert state(row) == ("pending", "")
-
-
 @pytest.mark.parametrize("how", ["fire_now", "retry", "refire"])
 def test_what_an_operator_wants_fired_is_not_too_late(order: Order, declare: Declare, how: str) -> None:
     row = due(order, declare(Order, lambda *_: None, name="late", late=Late(HOUR)))
@@ -148,74 +127,3 @@ def test_what_was_moved_by_hand_is_not_missed_by_a_change(unpaid: Unpaid) -> Non
         assert move_missed(connection.alias) == 0
     row.refresh_from_db()
     assert row.due_at == order.created_at + 30 * MINUTE
-
-
-def test_a_hold_moves_what_was_rescheduled_by_the_rest_of_it(order: Order) -> None:
-    row = pending(order, "remind", hours=5)
-    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
-    operations.hold(row.policy, by=BY)
-    dq.reschedule_timeout(order, "remind", hours=6)
-    forget(row)
-    before = row.due_at
-    held_for(2 * HOUR)
-    operations.resume(row.policy, by=BY)
-    row.refresh_from_db()
-    assert row.due_at - before < MINUTE
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_doctor_knows_since_when_all_attempts_fail(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    policy = declare(Order, handler, name="failing", retry=dq.Retry([3600]))
-    with clock.set_to(timezone.now() - 11 * MINUTE):
-        due(order, policy)
-        testing.fire_due(policy, raises=False)
-    forget()
-    [found] = [each for each in examine(quick=True) if each.id == "failing"]
-    assert found.level == ERROR
-    assert f"No attempt of {policy.label} has succeeded for 11 min" in found.msg
-
-
-@pytest.mark.parametrize("how", ["one", "after a function", "many"])
-def test_replacing_a_timeout_forgets_what_its_round_has_been_through(order: Order, declare: Declare, how: str) -> None:
-    since: Any = (lambda _: None) if how == "after a function" else None
-    policy = declare(Order, name="replaced", since=since)
-    row, at = dq.schedule_timeout(order, policy, hours=1), timezone.now()
-    times = ["restarted_at", "asked_due_at", "hold_ended_at", "suspected_at", "ready_at"]
-    times += ["first_failed_at", "last_failed_at"]
-    blank: dict[str, Any] = {"snoozes": 0, "deaths": 0, "is_requested": False, "is_due_by_request": False}
-    blank |= dict.fromkeys(times)
-    filled = {"snoozes": 3, "deaths": 2, "is_requested": True, "is_due_by_request": True, **dict.fromkeys(times, at)}
-    Timeout.objects.update(**filled)
-    if how == "many":
-        dq.schedule_timeouts([order], policy, hours=2)
-    else:
-        dq.schedule_timeout(order, policy, hours=2)
-    assert Timeout.objects.values("pk", *blank).get() == {"pk": row.pk, **blank}
-
-
-@pytest.mark.parametrize("how", ["hold", "shift", "recompute"])
-def test_the_details_of_a_change_decide_nothing(unpaid: Unpaid, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process has died after the first page, and the next one finds no details."""
-
-    def die(rows: int) -> None:
-        raise TimeIsUp
-
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
-    order, row = unpaid()
-    Order.objects.create(status="unpaid", created_at=order.created_at)
-    if how == "hold":
-        operations.hold(row.policy, by=BY)
-        Timeout.objects.update(created_at=timezone.now() - HOUR)
-        Order.objects.update(created_at=timezone.now() - HOUR)
-        held_for(10 * MINUTE)
-        operations.resume(row.policy, by=BY, progress=die)
-    else:
-        operations.change_delay(row.policy, 40 * MINUTE, by=BY, mode=how, progress=die)
-    PolicyChange.objects.update(details={})
-    assert continue_moves(connection.alias) == 1
-    first, second = (each.due_at for each in Timeout.objects.filter(policy=row.policy).order_by("pk"))
-    assert abs(first - row.due_at - 10 * MINUTE) < MINUTE
-    assert abs(second - first) < MINUTE / 6

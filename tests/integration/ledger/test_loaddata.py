@@ -38,14 +38,13 @@ def test_a_loaded_timeout_is_found_moved_and_cancelled(tmp_path: Path) -> None:
     assert not Timeout.objects.unsettled().exists()
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl", "yaml"])
-def test_a_timeout_of_a_removed_model_is_dumped_without_its_kind(tmp_path: Path, form: str) -> None:
+def test_a_timeout_of_a_removed_model_is_dumped_without_its_kind(tmp_path: Path) -> None:
     """`remove_stale_contenttypes` has deleted the content type; another model may have its id where it is loaded."""
     order = Order.objects.create(status="new")
     row = schedule_timeout(order, "remind", hours=1)
     Timeout.objects.update(content_type_id=10**6)
-    file = tmp_path / f"ledger.{form}"
-    options = {"use_natural_foreign_keys": True, "format": form, "output": str(file), "verbosity": 0}
+    file = tmp_path / "ledger.json"
+    options = {"use_natural_foreign_keys": True, "output": str(file), "verbosity": 0}
     call_command("dumpdata", "django_delayq.timeout", **options)
     Timeout.objects.all().delete()
     call_command("loaddata", str(file), verbosity=0)

@@ -52,15 +52,6 @@ def test_what_is_stopped_and_what_is_not_any_more() -> None:
     assert not queries, "the answer is cached like any other"
 
 
-def test_a_pause_that_is_over_is_no_stop_although_the_answer_is_old() -> None:
-    now = database_now("default")
-    PolicyControl.objects.create(policy="a.b.until", stop="paused", until=now + 60 * SECOND, changed_at=now)
-    PolicyControl.objects.create(policy="a.b.held", stop="held", until=now + 60 * SECOND, changed_at=now)
-    found = stop_changes()
-    assert found.stopped_now() == {"a.b.until", "a.b.held"}
-    assert found._replace(asked_at=found.asked_at - 61).stopped_now() == {"a.b.held"}
-
-
 def test_an_attempt_is_dead_when_its_time_is_over() -> None:
     [row] = due_orders("send_outside")
     firing = Timeout.objects.filter(pk=row.pk)

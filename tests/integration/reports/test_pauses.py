@@ -70,15 +70,12 @@ def measured(policy: dq.TimeoutPolicy[Any], row: Timeout, fires: float, caplog: 
 @pytest.mark.parametrize(
     "changes",
     [
-        [(-1, pause, BY), (1, resume, BY), (1, 0)],
         [(-1, pause, until(1)), (1.5, 0.5)],
         [(1, pause, BY), (3, resume, BY), (3.5, 0.5)],
         [(-1, pause, until(1)), (0, pause, until(2)), (1.5, hold, BY), (2.5, resume, {**BY, "shift": False}), (3, 0.5)],
         [(-1, pause, until(1)), (1.25, late, {**BY, "after": DAY}), (1.5, 0.5)],
         [(-1, pause, until(1)), (1.25, pause, BY), (2, resume, BY), (2.5, 0.5)],
         [(-3, pause, BY), (-1, resume, BY), (2, 2)],
-        [(-3, pause, until(-1)), (2, 2)],
-        [(1, late, {**BY, "after": DAY}), (2, 2)],
     ],
 )
 def test_lateness_counts_from_the_end_of_the_last_stop(
@@ -87,21 +84,6 @@ def test_lateness_counts_from_the_end_of_the_last_stop(
     *stops, (fires, expected) = changes
     policy = declare(Order, name="told", **options)
     assert measured(policy, done(policy, *stops), fires, caplog) == [expected] * 5
-
-
-@KINDS
-def test_a_retry_after_a_pause_counts_from_its_end(declare: Declare, caplog: Log, options: dict[str, Any]) -> None:
-    errors = iter([LookupError("no")])
-
-    def fail(*_: Any) -> None:
-        if error := next(errors, None):
-            raise error
-
-    policy = declare(Order, fail, name="told", retry=dq.Retry([HOUR.total_seconds()]), **options)
-    row = done(policy, (-1, pause, BY), (1, resume, BY))
-    with clock.set_to(at(1)), pytest.raises(LookupError):
-        fire_due(policy)
-    assert measured(policy, row, 2, caplog) == [1] * 5
 
 
 def test_what_waits_after_a_pause_waits_since_its_end(declare: Declare) -> None:

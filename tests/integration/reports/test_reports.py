@@ -15,7 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 from pytest_django import Settings
 
-from django_delayq import TimeoutPolicy, UnknownPolicy, clock
+from django_delayq import TimeoutPolicy, clock
 from django_delayq.ledger.rollups import roll_up
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import InvalidReport, policy_report
@@ -44,7 +44,7 @@ def test_reports_equal_a_recount_before_and_after_pruning(
     policy: TimeoutPolicy[Any], settings: Settings, zone: str
 ) -> None:
     settings.TIME_ZONE = zone
-    rows = random_rows(5_000, NOW, DAYS, [LABEL, FORMER, "testapp.order.other"])
+    rows = random_rows(1_500, NOW, DAYS, [LABEL, FORMER, "testapp.order.other"])
     Timeout.objects.bulk_create(rows, batch_size=500)
     own = [row for row in rows if row.policy != "testapp.order.other"]
     by_day = recount(own, lambda row: str(local_day(row.settled_at, zone)))
@@ -68,12 +68,12 @@ def test_reports_equal_a_recount_before_and_after_pruning(
         roll_up("default")
         assert PolicyDay.objects.exists()
         assert reports() == before
-        assert prune("default") > 3500
+        assert prune("default") > 1000
         assert reports() == before
         roll_up("default")
-        assert prune("default", age=timedelta(days=20)) > 250
+        assert prune("default", age=timedelta(days=20)) > 70
         assert reports() == before
-        assert Timeout.objects.count() < 1000
+        assert Timeout.objects.count() < 300
     with clock.set_to(NOW + timedelta(days=40)):
         roll_up("default")
         prune("default")
@@ -83,25 +83,6 @@ def test_reports_equal_a_recount_before_and_after_pruning(
 
 def replaced(report: Any) -> Any:
     return report.lines, report.total
-
-
-def test_rows_that_prune_leaves_count_once_and_pruning_some_policies_keeps_all_days(policy: TimeoutPolicy[Any]) -> None:
-    old, other = NOW - timedelta(days=40), "testapp.order.other"
-    left = settled_row(old, "cancelled", "hand", due_at=NOW + timedelta(days=9))
-    Timeout.objects.bulk_create([settled_row(old), left, settled_row(old, label=other)])
-
-    def lines() -> dict[str, tuple[int, int, int]]:
-        report = policy_report(by="policy", first=FIRST)
-        return {line.name: (line.rounds, line.fired, line.cancelled) for line in report.lines}
-
-    expected = {LABEL: (2, 1, 1), other: (1, 1, 0)}
-    with clock.set_to(NOW):
-        for prune_some in (lambda: prune("default", labels=[LABEL]), lambda: prune("default")):
-            assert prune_some() == 1
-            assert lines() == expected
-    with clock.set_to(NOW + timedelta(days=60)):
-        assert prune("default") == 1
-        assert lines() == expected
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
@@ -123,27 +104,6 @@ def test_a_day_ends_at_midnight_in_time_zone_whatever_is_activated(
             assert [(line.name, line.rounds) for line in policy_report(policy, first=FIRST).lines] == expected
 
 
-def test_in_another_time_zone_each_round_is_still_counted_once(policy: TimeoutPolicy[Any], settings: Settings) -> None:
-    settings.TIME_ZONE = "Europe/Berlin"
-    rows = random_rows(600, NOW, 60, [LABEL])
-    Timeout.objects.bulk_create(rows)
-    with clock.set_to(NOW):
-        roll_up("default")
-        assert prune("default")
-        settings.TIME_ZONE = "America/Los_Angeles"
-        assert policy_report(policy, first=FIRST).total.rounds == 600
-        roll_up("default")
-        report = policy_report(policy, first=FIRST, limit=50)
-        assert (report.total.rounds, report.counted_until) == (600, None), "the days are counted again"
-        recent = [row for row in rows if row.settled_at and row.settled_at > NOW - timedelta(days=20)]
-        expected = recount(recent, lambda row: str(local_day(row.settled_at, "America/Los_Angeles")))
-        lines = {line.name: line for line in policy_report(policy, first=FIRST).lines}
-        for name in sorted(expected)[1:]:
-            assert_equals(lines[name], expected[name])
-        prune("default", age=timedelta(days=16))
-        assert policy_report(policy, first=FIRST).total.rounds == 600
-
-
 def test_by_a_field_of_the_objects_along_foreign_keys(policy: TimeoutPolicy[Any]) -> None:
     ann, bob = Customer.objects.create(name="Ann", vip=True), Customer.objects.create(name="Bob")
     orders = [Order.objects.create(status="s", customer=customer) for customer in (ann, ann, bob, None)]
@@ -161,30 +121,6 @@ def test_by_a_field_of_the_objects_along_foreign_keys(policy: TimeoutPolicy[Any]
             policy_report(policy, by="timeouts")
         with pytest.raises(InvalidReport, match="needs a declared policy"):
             policy_report(by="customer")
-
-
-def test_a_label_that_only_rows_have_is_reported_and_others_are_refused() -> None:
-    Timeout.objects.bulk_create([settled_row(NOW, label="testapp.order.removed")])
-    with clock.set_to(NOW):
-        assert policy_report("testapp.order.removed").total.fired == 1
-    with clock.set_to(NOW + timedelta(days=40)):
-        assert prune("default") == 1
-        assert policy_report("testapp.order.removed", first=FIRST).total.fired == 1
-    with clock.set_to(NOW):
-        with pytest.raises(UnknownPolicy):
-            policy_report("testapp.order.never")
-        with pytest.raises(InvalidReport, match="after the last one"):
-            policy_report(first=date(2026, 5, 2), last=date(2026, 5, 1))
-
-
-def test_with_a_limit_a_report_says_until_when_it_has_counted(policy: TimeoutPolicy[Any]) -> None:
-    Timeout.objects.bulk_create([settled_row(NOW - timedelta(minutes=minute)) for minute in range(1, 101)])
-    with clock.set_to(NOW):
-        report = policy_report(policy, limit=50)
-        assert report.total.rounds == 0
-        assert report.counted_until is not None
-        assert report.counted_until <= NOW - timedelta(minutes=100)
-        assert policy_report(policy, limit=100).counted_until is None
 
 
 def run(*args: str) -> str:

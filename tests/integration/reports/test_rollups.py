@@ -8,23 +8,20 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from django.db import Error, connection, transaction
+from django.db import Error, connection
 from django.db.models import Q
 
 from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
 from django_delayq.ledger import rollups
-from django_delayq.ledger.marking import Old, delete_settled
 from django_delayq.ledger.rollups import roll_up
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import policy_report
-from django_delayq.monitoring.snapshot import overview
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
 from tests.integration.reports.rounds import settled_row, utc
 from tests.support.threads import in_threads
 from tests.support.typed import Declare, Patch
-from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -74,24 +71,6 @@ def test_a_day_is_counted_while_it_passes_in_one_row_page_by_page(
         assert rounds(policy) == 0
 
 
-def prune_all() -> None:
-    delete_settled("default", Old(clock.now()), None)
-
-
-def test_the_hours_of_the_last_day_are_counted_whether_rows_are_counted_deleted_or_neither() -> None:
-    settle(NOON, NOON + HOUR, NOON + HOUR + MINUTE)
-    settle(NOON + HOUR, state="dead", cause="retries")
-    with clock.set_to(NOON + 2 * HOUR):
-        for step in (lambda: None, lambda: roll_up("default"), prune_all):
-            step()
-            seen: Any = overview()
-            assert [(hour.fired, hour.late, hour.dead) for hour in seen.hours[-3:]] == [(1, 0, 0), (2, 0, 1), (0, 0, 0)]
-            assert (seen.hours[-1].begins_at, len(seen.hours), seen.counted_until) == (NOON + 2 * HOUR, 24, None)
-    with clock.set_to(NOON + 26 * HOUR):
-        seen = overview()
-        assert not any(hour.fired for hour in seen.hours)
-
-
 def test_a_row_that_was_committed_hours_late_is_counted_when_its_day_is_over(policy: TimeoutPolicy[Any]) -> None:
     settle(NOON)
     with clock.set_to(NOON + HOUR):
@@ -125,17 +104,6 @@ def test_each_deleted_row_counts_whether_it_was_counted_before_or_not(
         assert stored() == [(date(2026, 5, 10), 2, 0)]
 
 
-def test_a_transaction_that_deletes_rows_and_is_rolled_back_counts_none(policy: TimeoutPolicy[Any]) -> None:
-    settle(NOON, NOON + MINUTE)
-    with clock.set_to(NOON + 40 * DAY):
-        roll_up("default")
-        with pytest.raises(LookupError), transaction.atomic():
-            assert delete_settled("default", Old(clock.now() - DAY), None) == (2, None)
-            raise LookupError
-        assert stored() == [(date(2026, 5, 10), 2, 0)]
-        assert rounds(policy) == 2
-
-
 def test_a_count_during_which_rows_are_deleted_or_retried_is_dropped(declare: Declare) -> None:
     policy = declare(Order, name="told")
     with clock.set_to(NOON):
@@ -153,18 +121,6 @@ def test_a_count_during_which_rows_are_deleted_or_retried_is_dropped(declare: De
     with clock.set_to(NOON + 40 * DAY):
         roll_up("default", lambda: prune("default"))
         assert rounds(policy) == 2 and stored() == [(date(2026, 5, 10), 2, 0)]
-
-
-def test_rows_of_today_that_are_pruned_are_counted_once(policy: TimeoutPolicy[Any], settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": HOUR, "CATCH_UP": MINUTE}
-    for hour in range(8):
-        settle(NOON + hour * HOUR, NOON + hour * HOUR + MINUTE)
-        with clock.set_to(NOON + hour * HOUR + 5 * MINUTE):
-            roll_up("default")
-            prune("default")
-            roll_up("default")
-            assert rounds(policy) == 2 * hour + 2
-    assert Timeout.objects.count() < 6
 
 
 def dead_rows(count: int, policy: TimeoutPolicy[Any]) -> list[Timeout]:
@@ -205,21 +161,6 @@ def count_too() -> Callable[[], object]:
     return lambda: others and others.pop()("default")
 
 
-def test_two_workers_that_count_the_same_rows_store_them_once(policy: TimeoutPolicy[Any]) -> None:
-    settle(NOON)
-    with clock.set_to(NOON + HOUR):
-        roll_up("default", count_too())
-        assert stored() == [(date(2026, 5, 10), 1, 0)]
-        settle(NOON + 10 * MINUTE, NOON + 20 * MINUTE)
-    with clock.set_to(NOON + 2 * HOUR):
-        settle(NOON + 70 * MINUTE)
-        roll_up("default", count_too())
-        assert rounds(policy) == 2
-    with clock.set_to(NOON + 2 * DAY):
-        roll_up("default")
-        assert stored() == [(date(2026, 5, 10), 4, 0)]
-
-
 def test_a_part_that_another_worker_has_counted_meanwhile_is_not_counted_again(policy: TimeoutPolicy[Any]) -> None:
     midnight = rollups.start_of(date(2026, 5, 11))
     for at in (midnight - 2 * HOUR, midnight + HOUR):
@@ -230,16 +171,6 @@ def test_a_part_that_another_worker_has_counted_meanwhile_is_not_counted_again(p
     with clock.set_to(midnight + 2 * HOUR):
         roll_up("default", count_too())
         assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 2, 0)]
-
-
-def test_a_worker_counts_what_was_settled(declare: Declare, redis_url: str) -> None:
-    declare(Order, name="told")
-    settle(*[clock.now() - timedelta(days=day, minutes=10) for day in range(3)])
-    worker = RunningWorker(concurrency=1)
-    try:
-        wait_until(lambda: sum(fired for _, fired, _ in stored()) == 3, "the worker has counted the days")
-    finally:
-        worker.stop()
 
 
 ROWS, TURNS = 600, 20

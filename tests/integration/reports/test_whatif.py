@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,9 +28,8 @@ from django_delayq import (
 from django_delayq.models import Timeout
 from django_delayq.monitoring.whatif import WhatIf, what_if
 from django_delayq.testing import fire_due
-from tests.integration.reports.rounds import settled_row
 from tests.support.typed import Declare
-from tests.testapp.models import Customer, Order
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -141,17 +140,12 @@ def test_it_equals_living_the_same_days_again_with_four_other_limits(shop: Shop)
             assert again < fired
 
 
-SPECIAL = {date(2026, 5, 5): "09:00-11:00", date(2026, 5, 6): None, date(2026, 5, 7): ("07:00-09:00", "10:00-20:00")}
-IN_SPECIAL_DAYS = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, special=SPECIAL)
-
-
-@pytest.mark.parametrize("office", [OFFICE, IN_SPECIAL_DAYS], ids=["every week", "special days"])
-def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Shop, office: WorkingHours) -> None:
+def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Shop) -> None:
     seen = visits(30, seed=5)
-    live(shop(Working(hours=2, calendar=office)), seen)
-    answer = asked(shop(Working(hours=2, calendar=office)), 15 * MINUTE)
+    live(shop(Working(hours=2, calendar=OFFICE)), seen)
+    answer = asked(shop(Working(hours=2, calendar=OFFICE)), 15 * MINUTE)
     assert str(answer.after).startswith("0.25 working hours") or "working" in str(answer.after)
-    again = live(shop(Working(minutes=15, calendar=office)), seen)
+    again = live(shop(Working(minutes=15, calendar=OFFICE)), seen)
     assert answer.is_exact
     assert answer.would_fire == again > 0
 
@@ -194,29 +188,6 @@ def test_the_handler_acts_only_after_the_grace(declare: Declare) -> None:
     policy = declare(Order, cancel, name="late_payer", **options)
     pay(placed(), 45 * MINUTE)
     assert [asked(policy, minutes * MINUTE).ended_first for minutes in (30, 20)] == [0, 1]
-
-
-def test_a_round_whose_deadline_needs_an_object_that_is_gone_is_unknown(declare: Declare) -> None:
-    policy, at = (
-        declare(Order, name="late_payer", since="created_at", when=Q(), after=lambda order: HOUR),
-        MONDAY + HOUR,
-    )
-    settled_row(at, label=LABEL, object_id="99999", since_at=MONDAY, terms="", computed_due_at=at).save()
-    answer = asked(policy, 20 * MINUTE)
-    assert (answer.rounds, answer.unknown, answer.would_fire) == (1, 1, 1)
-
-
-def test_only_rounds_of_some_objects_and_only_the_last_ones(shop: Shop) -> None:
-    policy, ann = shop(30 * MINUTE), Customer.objects.create(name="Ann")
-    for minute, customer in enumerate([ann, None, ann, None]):
-        pay(placed(MONDAY + minute * MINUTE, customer=customer), 20 * MINUTE)
-    assert asked(policy, 10 * MINUTE).ended_first == 4
-    assert asked(policy, 10 * MINUTE, where=[f"customer={ann.pk}"]).ended_first == 2
-    last = asked(policy, 10 * MINUTE, limit=3)
-    assert (last.ended_first, last.first) == (3, MONDAY + 21 * MINUTE)
-    assert asked(policy, 10 * MINUTE, last=timedelta(days=1)).rounds == 0
-    with pytest.raises(ValueError, match="no column"):
-        asked(policy, 10 * MINUTE, where=["nothing=1"])
 
 
 def test_without_since_it_counts_from_the_scheduling_and_without_a_delay_it_is_refused(declare: Declare) -> None:

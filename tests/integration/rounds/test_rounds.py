@@ -35,22 +35,6 @@ def newest(order: Order, policy: Any) -> Timeout:
     return row
 
 
-def test_a_condition_that_comes_back_gives_a_handler_no_more_attempts_than_its_retries_allow(declare: Declare) -> None:
-    def fail(*_: Any) -> None:
-        raise ValueError("the partner is down")
-
-    policy = declare(Order, fail, name="fails", retry=dq.Retry([3600, 3600]), **ARMED)
-    order = Order.objects.create(status="unpaid", created_at=at(-31))
-    found = []
-    for hours in range(3):
-        with dq.clock.set_to(at(60 * hours)):
-            testing.fire_due(policy, raises=False)
-            row = newest(order, policy)
-            found.append((row.state, row.attempts, row.first_failed_at))
-            flap(order)
-    assert found == [("pending", 1, NOW), ("pending", 2, NOW), ("dead", 3, NOW)]
-
-
 def fire(order: Order, policy: Any) -> None:
     testing.fire_due(policy, raises=False)
 
@@ -102,20 +86,6 @@ def test_a_condition_that_comes_back_does_not_end_a_wait(declare: Declare, act: 
     assert found[0] == found[1]
 
 
-def test_what_was_moved_fires_once_for_its_deadline_also_if_it_came_back(declare: Declare) -> None:
-    given: list[Any] = []
-    policy = declare(Order, lambda order, timeout: given.append(timeout.payload), name="once", **ARMED)
-    order = Order.objects.create(status="unpaid", created_at=at(0))
-    dq.schedule_timeout(order, policy, at=at(60), on_conflict="once", payload={"channel": "sms"})
-    operations.postpone(newest(order, policy), by=BY, minutes=5)
-    flap(order)
-    with dq.clock.set_to(at(66)):
-        assert testing.fire_due(policy) == 1
-        again = dq.schedule_timeout(order, policy, at=at(60), on_conflict="once")
-    assert (again.state, again.due_at, again.asked_due_at) == ("fired", at(65), at(60))
-    assert given == [{"channel": "sms"}], "its payload survives, too"
-
-
 def test_what_is_to_fire_now_has_no_step_before_it_unless_that_is_taken_back(declare: Declare) -> None:
     policy = declare(Order, name="planned", grace=5 * MINUTE, **ARMED)
     policy.step(-10 * MINUTE, name="remind")(lambda order, timeout: None)
@@ -135,20 +105,3 @@ def test_what_is_to_fire_now_has_no_step_before_it_unless_that_is_taken_back(dec
         with dq.clock.set_to(at(minutes)):
             dq.hold_timeout(order, policy, keep_deadline=True)
     assert newest(order, policy).held_at == NOW, "what is paused again is paused since the first time"
-
-
-@pytest.mark.parametrize("ends", ["at its deadline", "while it fires"])
-def test_the_story_tells_why_it_ended_and_not_why_it_was_scheduled(declare: Declare, ends: str) -> None:
-    def replace(order: Order, timeout: Timeout) -> dq.Snooze:
-        dq.schedule_timeout(order, policy, hours=1)
-        return dq.Snooze(hours=1)
-
-    policy = declare(Order, replace, name="told", when=Q(status="unpaid"))
-    order = Order.objects.create(status="unpaid")
-    row = dq.schedule_timeout(order, policy, seconds=0, reason="the customer has asked for it")
-    if ends == "at its deadline":
-        Order.objects.filter(pk=order.pk).update(status="paid")
-    testing.fire_due(policy, limit=1)
-    row.refresh_from_db()
-    assert (row.state, row.reason) == ("skipped", "")
-    assert "customer" not in str(dq.explain_timeout(row))

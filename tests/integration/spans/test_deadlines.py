@@ -13,15 +13,16 @@ from django.db.models import Q
 from django.utils.connection import ConnectionDoesNotExist
 
 import django_delayq as dq
-from django_delayq import Limits, PolicyError, Snooze, Wall, Working, clock
+from django_delayq import PolicyError, Wall, Working, WorkingHours, clock
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
+from django_delayq.monitoring.misfits import delays
+from django_delayq.operations import change_delay, preview_delay
 from django_delayq.testing import fire_due
 from django_delayq.times.paths import value_at
-from tests.integration.spans.conftest import OFFICE, Declare, at, only_row, opened
+from tests.integration.spans.conftest import HOUR, OFFICE, Declare, at, only_row, opened
 from tests.support.seen import sql_of
 from tests.testapp.desk import Team, Ticket
 
@@ -85,31 +86,6 @@ def test_each_verb_takes_a_span(declare: Declare, team: Team, span: Any, due: st
         assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
 
 
-def test_a_total_in_a_span_limits_what_the_application_grants(declare: Declare, team: Team) -> None:
-    total = Limits(total=Working(hours=2, calendar="team__calendar"))
-    declare(Ticket, name="answer", after=Working(hours=6, calendar="team__calendar"), limits=total, **OPEN)
-    ticket = opened(team)
-    dq.extend_timeout(ticket, "answer", after=Working(hours=1.5, calendar="team__calendar"))
-    with pytest.raises(dq.ExtensionLimit, match="2 working hours"):
-        dq.extend_timeout(ticket, "answer", after=Working(hours=1, calendar="team__calendar"))
-    assert dq.extend_timeouts(dq.pending_timeouts(ticket), after=Working(hours=1, calendar="team__calendar")) == 0
-    with pytest.raises(dq.ExtensionLimit):
-        dq.schedule_timeouts([ticket], "answer", after=Working(hours=20, calendar="team__calendar"))
-    assert only_row().due_at == at("Tue 09:30")
-
-
-@pytest.mark.parametrize("atomic", [True, False])
-def test_a_handler_snoozes_until_the_next_opening(declare: Declare, team: Team, atomic: bool) -> None:
-    def answer(_ticket: Ticket, _timeout: Timeout) -> None:
-        raise Snooze(after=Working(hours=1, calendar="team__calendar"))
-
-    declare(Ticket, answer, name="answer", atomic=atomic)
-    with clock.set_to(at("Mon 16:30")):
-        dq.schedule_timeout(opened(team), "answer", seconds=0)
-        fire_due()
-        assert only_row().run_at == at("Tue 09:30")
-
-
 def test_an_object_without_the_calendar_is_exempt(declare: Declare, team: Team) -> None:
     declare(Ticket, name="answer", after=Working(hours=6, calendar="team__calendar"), **OPEN)
     opened(None)
@@ -121,14 +97,6 @@ def test_an_object_without_the_calendar_is_exempt(declare: Declare, team: Team) 
         dq.schedule_timeout(with_none, "answer", after=Working(hours=6, calendar="team__calendar"))
 
 
-def test_a_calendar_that_never_opens_is_an_error_and_changes_nothing(declare: Declare, ticket: Ticket) -> None:
-    closed = dq.WorkingHours("UTC", {"mon-sun": "09:00-17:00"}, holidays=lambda _day: True)
-    declare(Ticket, name="answer")
-    with pytest.raises(InvalidDelay, match="closed"):
-        dq.schedule_timeout(ticket, "answer", after=Working(hours=1, calendar=closed))
-    assert not Timeout.objects.exists()
-
-
 @pytest.mark.parametrize("span", [Working(hours=-1, calendar=OFFICE), Wall(days=-1), timedelta(hours=-1)])
 def test_a_deadline_before_now_is_refused_where_the_delay_counts_from_now(
     declare: Declare, ticket: Ticket, span: Any
@@ -138,12 +106,6 @@ def test_a_deadline_before_now_is_refused_where_the_delay_counts_from_now(
         dq.schedule_timeout(ticket, "answer", after=span)
     with pytest.raises(PolicyError, match="must not be negative without since"):
         declare(Ticket, name="wrong", after=span)
-
-
-def test_a_negative_span_is_due_before_since(declare: Declare, team: Team) -> None:
-    declare(Ticket, name="prepare", after=Working(hours=-4, calendar=OFFICE), **OPEN)
-    opened(team, "Wed 11:00")
-    assert only_row().due_at == at("Tue 15:00")
 
 
 DATES: list[tuple[str, Any, str]] = [
@@ -158,7 +120,7 @@ DATES: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("since", "after", "due"), DATES, ids=name_of)
 def test_since_may_be_a_date_or_a_path(declare: Declare, since: str, after: Any, due: str) -> None:
-    """Each way to arm, move and cancel; the sync leaves alone what fits, without a lock."""
+    """Each way to arm; the sync leaves alone what fits, without a lock."""
     policy = declare(Ticket, name="deliver", after=after, since=since, when=Q(status="open"))
     team = Team.objects.create(zone="Europe/Berlin", opens_on=date(2026, 6, 3), opens_at=at("Wed 10:00"))
     values = {"team": team, "promised_on": date(2026, 6, 3)}
@@ -175,36 +137,6 @@ def test_since_may_be_a_date_or_a_path(declare: Declare, since: str, after: Any,
     sent = sql_of(lambda: sync_policy(policy, "default"))
     assert not [sql for sql in sent if "FOR UPDATE" in sql and "testapp_ticket" in sql]
     assert list(Timeout.objects.order_by("id")) == rows
-    # Another value moves the round, by a save and by the sync; a closed round stays closed.
-    if since.startswith("team"):
-        tickets[0].team = Team.objects.create(zone="Europe/Berlin", opens_on=date(2026, 6, 4), opens_at=at("Thu 10:00"))
-        Ticket.objects.filter(pk=tickets[1].pk).update(team=tickets[0].team)
-    else:
-        tickets[0].promised_on = date(2026, 6, 4)
-        Ticket.objects.filter(pk=tickets[1].pk).update(promised_on=date(2026, 6, 4))
-    tickets[0].save()
-    sync_policy(policy, "default")
-    moved = [row.since_at for row in Timeout.objects.order_by("id")]
-    assert moved[0] == moved[1] == rows[2].since_at + timedelta(days=1)
-    assert moved[2:] == [rows[2].since_at] * 2
-    assert dq.cancel_timeout(tickets[2], "deliver")
-    tickets[2].save()
-    sync_policy(policy, "default")
-    assert Timeout.objects.filter(object_id=tickets[2].pk).count() == 1
-    Ticket.objects.filter(pk=tickets[3].pk).update(status="closed")
-    sync_policy(policy, "default")
-    assert Timeout.objects.get(object_id=tickets[3].pk).state == Timeout.State.CANCELLED
-
-
-def test_a_round_whose_date_fires_once(declare: Declare, ticket: Ticket) -> None:
-    policy = declare(Ticket, name="deliver", after=EVENING, since="promised_on", when=Q(status="open"))
-    ticket.promised_on = date(2026, 6, 1)
-    ticket.save()
-    with clock.set_to(at("Mon 18:00")):
-        assert fire_due(policy) == 1
-        ticket.save()
-        assert fire_due(policy) == 0
-    assert (only_row().state, only_row().due_at) == ("fired", at("Mon 18:00"))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -226,26 +158,6 @@ def test_a_wrong_declaration_is_refused(declare: Declare, options: dict[str, Any
         declare(Ticket, name="wrong", when=Q(), **options)
 
 
-def test_a_save_of_a_policy_with_a_constant_calendar_reads_no_object(declare: Declare, team: Team) -> None:
-    counts = []
-    declare(Ticket, name="first", after=timedelta(hours=4), **OPEN)
-    opened(team)  # the first save of a process reads the content type
-    for number, after in enumerate((timedelta(hours=4), Working(hours=4, calendar=OFFICE))):
-        policy = declare(Ticket, name=f"answer{number}", after=after, **OPEN)
-        counts.append(len(sql_of(lambda: opened(team))))
-        registry.remove(policy)
-    assert counts[0] == counts[1]
-
-
-def test_saving_the_row_of_a_path_moves_the_deadline(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="deliver", after=timedelta(hours=1), since="team__opens_at", when=Q(status="open"))
-    assert not [message for message in check_policies() if message.obj is policy]
-    opened(team)
-    team.opens_at = at("Mon 12:00")
-    team.save()
-    assert only_row().due_at == at("Mon 13:00")
-
-
 def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(
     declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,32 +165,6 @@ def test_a_check_refuses_dates_in_a_database_with_a_zone_of_its_own(
     assert not [message for message in check_policies() if message.obj is policy]
     monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Tokyo")
     assert [message.id for message in check_policies() if message.obj is policy] == ["django_delayq.E026"]
-
-
-NAIVE: list[tuple[str, Any, str]] = [
-    ("opened_at", Working(hours=4, calendar=OFFICE), "Mon 15:00"),
-    ("opened_at", Wall(days=1, at="08:00", zone="Europe/Berlin"), "Tue 08:00"),
-    ("opened_at", timedelta(hours=1), "Mon 11:00"),
-    ("promised_on", EVENING, "Wed 18:00"),
-]
-
-
-@pytest.mark.parametrize(("since", "after", "due"), NAIVE, ids=name_of)
-def test_without_time_zones_deadlines_are_naive_local_times(
-    declare: Declare, settings: Any, since: str, after: Any, due: str
-) -> None:
-    connection.close()
-    settings.USE_TZ = False
-    policy = declare(Ticket, name="answer", after=after, since=since, when=Q(status="open"), within=OFFICE)
-    with clock.set_to(at("Mon 10:00")):
-        ticket = Ticket.objects.create(opened_at=at("Mon 10:00"), promised_on=date(2026, 6, 3))
-        assert only_row().due_at == at(due)
-        assert not any(sync_policy(policy, "default"))
-        ticket.save()
-        assert dq.extend_timeout(ticket, "answer", after=Working(hours=1, calendar=OFFICE)) is not None
-        assert Timeout.objects.count() == 1
-    settings.USE_TZ = True
-    connection.close()
 
 
 class ToNowhere:
@@ -293,3 +179,76 @@ def test_rows_of_a_path_are_read_from_the_database_of_the_object(ticket: Ticket,
     assert value_at(fresh, "team__hours") == "09:00-17:00"
     with pytest.raises(ConnectionDoesNotExist):
         _ = Ticket.objects.using("default").get(pk=ticket.pk).team
+
+
+BY = "test:operator"
+LABEL = "testapp.ticket.answer"
+
+
+DELAYS: list[tuple[Any, timedelta, str]] = [
+    (Working(hours=3, calendar=OFFICE), 5 * HOUR, "Mon 16:00"),
+    (Working(hours=3, calendar="team__calendar"), 8 * HOUR, "Tue 10:00"),
+    (Working(days=3, at="09:00", calendar=OFFICE), timedelta(days=1), "Tue 09:00"),
+    (Wall(months=1, at="08:00", zone="Europe/Berlin"), timedelta(days=2), "Wed 08:00"),
+    (Wall(months=1), HOUR, "Mon 11:00"),
+    (lambda ticket: Working(hours=len(ticket.status), calendar=OFFICE), 8 * HOUR, "Tue 11:00"),
+]
+
+
+@pytest.mark.parametrize(("after", "other", "due"), DELAYS, ids=[str(n) for n in range(len(DELAYS))])
+def test_another_delay_by_an_operator_is_counted_in_the_same_span(
+    declare: Declare, team: Team, after: Any, other: timedelta, due: str
+) -> None:
+    policy = declare(Ticket, name="answer", after=after, **OPEN)
+    opened(team)
+    if policy.fixed_length is not None:
+        assert preview_delay(policy, other).overdue == 0
+    change_delay(policy, other, by=BY, mode="recompute")
+    opened(team)
+    assert [row.due_at for row in Timeout.objects.all()] == [at(due)] * 2
+    change_delay(policy, None, by=BY, mode="recompute")
+    (found,) = {row.due_at for row in Timeout.objects.all()}
+    assert found != at(due)
+
+
+def test_a_delay_that_does_not_fit_the_span_is_refused_and_nothing_changes(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, name="answer", after=Working(days=3, at="09:00", calendar=OFFICE), **OPEN)
+    opened(team)
+    for act in (preview_delay, lambda *given: change_delay(*given, by=BY)):
+        with pytest.raises(InvalidDelay, match="whole days"):
+            act(policy, 90 * timedelta(minutes=1))
+    assert only_row().due_at == at("Thu 09:00")
+
+
+def test_a_preview_counts_what_would_be_due_at_once(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, name="answer", after=Working(hours=20, calendar="team__calendar"), **OPEN)
+    opened(team, "Mon 10:00")
+    opened(team, "Mon 15:00")
+    with clock.set_to(at("Tue 10:00")):
+        seen = preview_delay(policy, 4 * HOUR)
+        assert (seen.pending, seen.overdue) == (2, 1)
+        assert str(seen.after) == "4 working hours, team__calendar"
+        assert change_delay(policy, 4 * HOUR, by=BY, mode="recompute").moved == 2
+        assert fire_due() == 1
+
+
+@pytest.mark.parametrize(("is_special", "due"), [(False, "Wed 10:00"), (True, "Tue 14:00")], ids=["hours", "a day"])
+def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
+    declare: Declare, team: Team, is_special: bool, due: str
+) -> None:
+    special = dict[date, str]()
+    calendar = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=special.__getitem__)
+    after = Working(hours=8, calendar=calendar if is_special else "team__calendar")
+    policy = declare(Ticket, name="answer", after=after, **OPEN)
+    for _ in range(3):
+        opened(team)
+    assert [each.level for each in delays("default")] == [20]
+    Team.objects.update(hours="09:00-13:00")
+    special[date(2026, 6, 1)] = "09:00-13:00"
+    found = list(delays("default"))
+    assert "3 have another deadline than its calendar gives now" in found[0].msg
+    assert f"delayq_replan {LABEL} --mode recompute" in str(found[0].hint)
+    assert sync_policy(policy, "default").moved == 0  # a calendar moves nothing by itself
+    assert change_delay(policy, None, by=BY, mode="recompute").moved == 3
+    assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
+    assert [each.level for each in delays("default")] == [20]

@@ -9,8 +9,7 @@ import pytest
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import Late, Retry, Working, clock
-from django_delayq.arming.sync import sync_policy
+from django_delayq import Late, Working, clock
 from django_delayq.firing import rails
 from django_delayq.firing.works import Candidate
 from django_delayq.ledger.controls import Guards
@@ -76,21 +75,6 @@ def test_each_way_to_arm_shows_the_opening_before_it_is_due(declare: Declare, te
     assert Timeout.objects.get(object_id=third.pk).run_at == at("Mon 11:00")
 
 
-def test_a_retry_at_night_waits_too(declare: Declare, team: Team) -> None:
-    calls = Calls()
-
-    def text(ticket: Ticket, timeout: Timeout) -> None:
-        calls(ticket, timeout)
-        if len(calls) == 1:
-            raise ValueError("no connection")
-
-    declare(Ticket, text, within=OFFICE, retry=Retry([timedelta(hours=8)]), **NIGHT | {"after": HOUR})
-    opened(team)
-    assert (fires_at("Mon 11:00"), fires_at("Mon 19:00")) == (0, 0)
-    assert only_row().run_at == at("Tue 09:00")
-    assert fires_at("Tue 09:00") == 1
-
-
 def test_an_operator_who_fires_it_now_does_not_wait(declare: Declare, team: Team) -> None:
     declare(Ticket, calls := Calls(), within=OFFICE, **NIGHT)
     opened(team)
@@ -109,17 +93,6 @@ def test_a_payment_while_it_waits_wins_and_a_person_reads_why_it_waits(declare: 
     with clock.set_to(at("Mon 23:00")), dq.before_deadline(ticket, "text"):
         Ticket.objects.filter(pk=ticket.pk).update(status="closed")
     assert fires_at("Tue 09:00") == 0
-
-
-def test_lateness_may_be_counted_in_working_hours(declare: Declare, team: Team) -> None:
-    late = Late(Working(hours=2, calendar="team__calendar"))
-    declare(Ticket, name="call", after=HOUR, late=late, **OPEN)
-    for when in ("Mon 15:30", "Mon 14:00"):
-        opened(team, when)
-    with clock.set_to(at("Tue 09:30")):  # an hour of working time after the first deadline, and two and a half
-        fire_due()
-    assert [row.state for row in Timeout.objects.order_by("id")] == [Timeout.State.FIRED, Timeout.State.SKIPPED]
-    assert "2 working hours" in Timeout.objects.get(state="skipped").reason
 
 
 @pytest.mark.parametrize("kind", CALENDARS)
@@ -151,23 +124,6 @@ def test_what_is_too_late_does_not_wait_for_the_opening_to_be_in_time(
     in_time = back == "Mon 11:30"
     assert fires_at(back) == len(calls) == len(questions) == in_time
     assert only_row().state == ("fired" if in_time else "skipped")
-
-
-def test_nothing_is_asked_outside_of_the_hours(declare: Declare, team: Team) -> None:
-    questions = list[Any]()
-    policy = declare(Ticket, within="team__calendar", **NIGHT)
-    policy.confirm()(lambda ticket, timeout: questions.append(clock.now()))
-    opened(team)
-    assert [fires_at(now) for now in ("Mon 20:00", "Tue 08:59", "Tue 09:00")] == [0, 0, 1]
-    assert questions == [at("Tue 09:00")]
-
-
-def test_a_sync_of_rows_with_different_deadlines_shows_the_opening(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, within=OFFICE, **NIGHT)
-    Ticket.objects.bulk_create([Ticket(opened_at=at("Mon 09:00")), Ticket(opened_at=at("Mon 11:00"))])
-    assert sync_policy(policy, "default").armed == 2
-    assert [row.due_at for row in Timeout.objects.order_by("due_at")] == [at("Mon 19:00"), at("Mon 21:00")]
-    assert {row.run_at for row in Timeout.objects.all()} == {at("Tue 09:00")}
 
 
 def test_one_statement_does_not_decide_about_calendars(declare: Declare) -> None:

@@ -20,8 +20,8 @@ from django_delayq.models import RateShare, Timeout
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sweep import prune
-from tests.integration.data.conftest import UNPAID, Declare, bought, only_row
 from tests.integration.worker.test_rates import Silent, claim, dispatch_to, four_threads, made_sources
+from tests.support.purchases import UNPAID, Declare, bought, only_row
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]

@@ -1,1 +1,0 @@
-"""Timeouts whose clock is stopped."""

@@ -1,0 +1,109 @@
+"""`hold_timeout` and `resume_timeout`, for one timeout and for many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import IntegrityError, transaction
+
+import django_delayq as dq
+from django_delayq import operations
+from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
+from tests.support.hours import HOUR, T0, Declare, again, at, hours
+from tests.support.seen import heard
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+BY = "admin:alice"
+
+
+@pytest.fixture
+def policy(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """A policy that is scheduled by hand."""
+    return declare(Order, name="by_hand", max_extensions=1)
+
+
+@pytest.fixture
+def row(policy: dq.TimeoutPolicy[Any], order: Order) -> Timeout:
+    """A timeout that is due four hours after `T0`, and was held after one."""
+    with at(0):
+        dq.schedule_timeout(order, policy, hours=4)
+    with at(1):
+        held = dq.hold_timeout(order, policy, reason="in talks")
+    assert held is not None
+    return held
+
+
+def test_a_held_timeout_keeps_the_rest_of_its_time(row: Timeout, order: Order, policy: Any) -> None:
+    for found in (row, again(row)):
+        assert (found.state, found.remaining, found.held_by_hand) == ("held", 3 * HOUR, True)
+        assert (hours(found.due_at), hours(found.held_at), found.is_settled, found.is_waiting) == (4, 1, False, True)
+    with at(100):
+        assert not fire_due(raises=False)
+        resumed = dq.resume_timeout(order, policy, reason="they agreed")
+    assert resumed is not None
+    for found in (resumed, again(row)):
+        assert (found.state, found.remaining, found.held_by_hand, found.held_at) == ("pending", None, False, None)
+        assert hours(found.due_at) == hours(found.run_at) == 103
+        assert hours(found.restarted_at) == hours(found.ready_at) == 100
+    told = [(event["what"], event["by"], event["reason"]) for event in resumed.history]
+    assert told == [("held", "hand", "in talks"), ("resumed", "hand", "they agreed")]
+    with at(103):
+        assert len(fire_due().fired) == 1
+    assert again(row).lateness() == 0
+
+
+def test_nothing_to_hold_or_to_resume(order: Order, policy: Any) -> None:
+    assert dq.hold_timeout(order, policy) is None
+    pending = dq.schedule_timeout(order, policy, hours=1)
+    assert dq.resume_timeout(order, policy) is None
+    assert again(pending).state == "pending"
+    dq.cancel_timeout(order, policy)
+    assert dq.hold_timeout(pending) is None
+
+
+@pytest.mark.parametrize(
+    ("until", "words"), [(T0, "in the past"), (T0.replace(tzinfo=None), "naive"), ("tomorrow", "datetime")]
+)
+def test_a_wrong_end_is_refused(order: Order, policy: Any, until: Any, words: str) -> None:
+    pending = dq.schedule_timeout(order, policy, at=T0 + HOUR)
+    with at(0.5), pytest.raises(dq.InvalidDelay, match=words):
+        dq.hold_timeout(order, policy, until=until)
+    assert again(pending).state == "pending"
+
+
+@pytest.mark.parametrize("keep_deadline", [False, True])
+def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Order, keep_deadline: bool) -> None:
+    def fail(obj: Order, timeout: Timeout) -> None:
+        raise dq.Snooze(hours=5)
+
+    policy = declare(Order, fail, name="snoozing")
+    with at(0):
+        row = dq.schedule_timeout(order, policy, hours=1)
+    with at(1):
+        fire_due()
+    with at(2):
+        dq.hold_timeout(row, keep_deadline=keep_deadline)
+    with at(5):
+        assert operations.resume_timeout(row, by=BY).due_at_once == 0
+    assert hours(again(row).run_at) == (6 if keep_deadline else 9)
+
+
+def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order, policy: Any) -> None:
+    with heard("held", "resumed") as got:
+        dq.resume_timeout(order, policy)
+        dq.hold_timeout(order, policy)
+        assert async_to_sync(dq.aresume_timeout)(order, policy) == row
+        async_to_sync(dq.ahold_timeout)(order, policy)
+        operations.resume_timeout(row, by=BY)
+        operations.hold_timeout(row, by=BY)
+        operations.hold_timeout(Timeout.objects.filter(pk=0), by=BY)
+    assert [(name, timeout.state) for name, timeout in got] == [("resumed", "pending"), ("held", "held")] * 3
+
+
+def test_the_database_refuses_a_held_row_without_a_rest(row: Timeout) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Timeout.objects.filter(pk=row.pk).update(remaining=None)

@@ -1,1 +1,0 @@
-"""Steps before the handler of a policy acts, and its grace."""
