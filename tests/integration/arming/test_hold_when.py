@@ -23,6 +23,7 @@ from tests.support.hours import (
     talking,  # noqa: F401 - a fixture
     update_and_sync,
 )
+from tests.support.seen import heard
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -61,6 +62,20 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
         change(order, note="")
         fire_due(policy)
     assert again(keyed).state == "fired"
+
+
+@pytest.mark.parametrize("policy", ["column"], indirect=True)
+def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any) -> None:
+    with at(0):
+        order = Order.objects.create(created_at=T0)
+    with at(1):
+        dq.hold_timeout(order, policy)
+        save(order, note="talks")
+    with at(2), heard("held", "resumed") as got:
+        dq.resume_timeout(order, policy)
+    row = only(policy)
+    assert (seen(row), row.held_by_hand, hours(row.held_at), got) == ("held 3", False, 1, [])
+    assert [event["what"] for event in row.history] == ["held", "resumed"]
 
 
 def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
