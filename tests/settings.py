@@ -99,7 +99,6 @@ DELAYQ: dict[str, Any] = {"PREFIX": os.environ.get("DELAYQ_TEST_PREFIX", f"delay
 # For child processes: {"LEASE": 1} shortens the durations that a test has to wait for, in seconds.
 DELAYQ |= {name: timedelta(seconds=s) for name, s in json.loads(os.environ.get("DELAYQ_TEST_SECONDS", "{}")).items()}
 DELAYQ["INSTALLATION"] = os.environ.get("DELAYQ_TEST_INSTALLATION")
-DELAYQ["AROUND"] = os.environ.get("DELAYQ_TEST_AROUND", "").split()
 if os.environ.get("DELAYQ_TEST_WITHOUT_REDIS"):
     DELAYQ["REDIS"] = None
 DELAYQ_WEBHOOKS: dict[str, Any] = json.loads(os.environ.get("DELAYQ_TEST_WEBHOOKS", "{}"))

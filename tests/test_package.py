@@ -21,19 +21,9 @@ PROMISED = """
 """.split()  # noqa: SIM905 - a table to read
 
 
-@pytest.mark.parametrize("name", PROMISED)
-def test_a_promised_name_is_there(name: str) -> None:
-    assert name in django_delayq.__all__
-    assert getattr(django_delayq, name) is not None
-
-
-@pytest.mark.parametrize("name", django_delayq.__all__)
-def test_whatever_is_offered_exists(name: str) -> None:
-    assert getattr(django_delayq, name) is not None
-    assert name in dir(django_delayq)
-
-
-def test_no_public_name_hides_a_module() -> None:
+def test_every_promised_name_is_there_and_hides_no_module() -> None:
+    assert set(PROMISED) <= set(django_delayq.__all__) <= set(dir(django_delayq))
+    assert [name for name in django_delayq.__all__ if getattr(django_delayq, name) is None] == []
     modules = {module.name for module in pkgutil.iter_modules(django_delayq.__path__)}
     assert modules & set(django_delayq.__all__) == set()
 

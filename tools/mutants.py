@@ -33,7 +33,7 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tests" / "faults.toml"
 PACKAGE = "django_delayq"
-COPIED = (PACKAGE, "tests", "tools", "example_project", "docs", "pyproject.toml")
+COPIED = (PACKAGE, "tests", "tools", "example_project", "docs", "benchmarks", "pyproject.toml")
 RECORD = ROOT / ".results" / "mutants.json"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", re.MULTILINE)
 SECONDS = 300

@@ -267,7 +267,7 @@ def release_by_hand(row: Timeout, ended_at: datetime, facts: Facts, **event: Any
     record(row, "resumed", facts.now, **event)
     if row.is_paused:  # from then on its condition has stopped its clock
         _end_pause(row, facts)
-        row.remaining, row.keeps_deadline = stop(row, ended_at, facts), False
+        row.remaining, row.run_at, row.keeps_deadline = stop(row, ended_at, facts), far(), False
     row.held_by_hand, row.held_until, row.held_when = False, None, False
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -22,75 +21,53 @@ FOLDER = str(Path(django_delayq.__file__).parent) + os.sep
 
 
 class Recorder:
-    """Note the files of the package whose functions are called, in the threads that it follows."""
+    """Note the files of the package that threads with the profile `note` enter."""
 
     def __init__(self) -> None:
-        self._files: set[str] | None = None
+        self._files = set[str]()
 
-    @contextmanager
-    def following_new_threads(self) -> Iterator[None]:
-        """Follow all threads that start during the block, but those that run whether or not a timeout fires."""
-        threading.setprofile(self._note)
-        try:
-            yield
-        finally:
-            threading.setprofile(None)
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """Leave out the threads that run whether or not a timeout fires."""
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(FOLDER) and not isinstance(threading.current_thread(), PeriodicThread):
+            self._files.add(name.removeprefix(FOLDER))
 
-    @contextmanager
-    def following_this_thread(self) -> Iterator[None]:
-        """Follow the thread of the block."""
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-    @contextmanager
-    def recording(self) -> Iterator[set[str]]:
-        """Yield the set of the files that the followed threads enter during the block."""
-        files: set[str] = set()
-        self._files = files
-        try:
-            yield files
-        finally:
-            self._files = None
-
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
-        files, name = self._files, frame.f_code.co_filename
-        if event != "call" or files is None or not name.startswith(FOLDER):
-            return
-        if not isinstance(threading.current_thread(), PeriodicThread):
-            files.add(name.removeprefix(FOLDER))
+    def entered_each_time(self, act: Callable[[], object]) -> list[str]:
+        act()  # imports, caches and connections
+        runs = []
+        for _ in range(RUNS):
+            self._files = files = set[str]()
+            act()
+            self._files = set()
+            runs.append(files)
+        return sorted(set.intersection(*runs))
 
 
 def files_of_call(act: Callable[[], object]) -> list[str]:
     """Return the files that `act` enters in this thread."""
     recorder = Recorder()
 
-    def run() -> set[str]:
-        with recorder.recording() as files, recorder.following_this_thread():
+    def run() -> None:
+        sys.setprofile(recorder.note)
+        try:
             act()
-        return files
+        finally:
+            sys.setprofile(None)
 
-    return _entered_each_time(run)
+    return recorder.entered_each_time(run)
 
 
 def calls_of(act: Callable[[], object]) -> int:
     """Return how many Python functions `act` calls in this thread at least, also of Django and of the driver."""
 
     def run() -> int:
-        calls = 0
-
-        def note(_frame: FrameType, event: str, _: object) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        sys.setprofile(note)
+        events = list[str]()
+        sys.setprofile(lambda _frame, event, _: events.append(event))
         try:
             act()
         finally:
             sys.setprofile(None)
-        return calls
+        return events.count("call")
 
     run()  # imports, caches and connections
     return min(run() for _ in range(RUNS))
@@ -105,17 +82,9 @@ def files_of_worker(start: Callable[[], object], fire_one: Callable[[], object])
             does for that is not recorded.
     """
     recorder = Recorder()
-
-    def run() -> set[str]:
-        with recorder.recording() as files:
-            fire_one()
-        return files
-
-    with recorder.following_new_threads():
+    threading.setprofile(recorder.note)
+    try:
         start()
-        return _entered_each_time(run)
-
-
-def _entered_each_time(run: Callable[[], set[str]]) -> list[str]:
-    run()  # imports, caches and connections
-    return sorted(set.intersection(*[run() for _ in range(RUNS)]))
+        return recorder.entered_each_time(fire_one)
+    finally:
+        threading.setprofile(None)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from packaging.version import Version
 
 from tests.docs.pages import read
 from tools import matrix
-from tools.newest import find_version
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "django_delayq"
@@ -102,27 +100,10 @@ def test_the_wheel_works_where_the_checkout_is_not(wheel: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.timeout(300)
-def test_the_wheel_works_beside_the_lowest_releases_that_it_allows(wheel: Path, tmp_path: Path, redis_url: str) -> None:
-    """The stage `newest` of the suite runs on the newest ones, and `make matrix` tries out all combinations."""
-    combination = matrix.combinations()[0]
-    python = find_version(combination.python)
-    if python is None:
-        pytest.skip(f"there is no Python {combination.python}")
-    matrix.try_out(combination, python, wheel, tmp_path)
-
-
 def test_a_plain_installation_needs_only_django_and_the_clients_of_redis(metadata: Metadata) -> None:
     plain = [one for one in metadata.requires_dist or [] if one.marker is None or "extra" not in str(one.marker)]
     assert {one.name for one in plain} == {"django", "redis", "django-redis", "typing-extensions"}
     assert not any(one.extras for one in plain)
-
-
-def test_the_page_of_an_index_has_links_that_lead_somewhere(metadata: Metadata) -> None:
-    assert metadata.description_content_type == "text/markdown"
-    relative = re.findall(r"\]\((?!https?://|#)[^)]*\)", metadata.description or "")
-    assert relative == []
-    assert set(metadata.project_urls or {}) == {"Homepage", "Documentation", "Changelog", "Issues", "Security"}
 
 
 def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> None:
@@ -151,21 +132,6 @@ def test_a_commit_has_a_version_of_its_own_before_that_of_the_changelog_and_a_ta
     assert version_of(clone) == coming.base_version
     commit(clone)
     assert Version(version_of(clone)) > Version(coming.base_version)
-
-
-def test_a_wheel_of_a_state_installed_over_one_of_the_last_state_runs_the_new_code(clone: Path, tmp_path: Path) -> None:
-    wheels = [matrix.build(tmp_path / "first", clone)]
-    (clone / "django_delayq" / "exceptions.py").write_text("NEWER = True\n")
-    commit(clone)
-    wheels.append(matrix.build(tmp_path / "second", clone))
-    venv.create(tmp_path / "venv", symlinks=True)
-    inside = str(tmp_path / "venv" / "bin" / "python")
-    for wheel in wheels:
-        pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-qq", "--no-index", "--no-deps", str(wheel)]
-        subprocess.run(pip, check=True)
-    words = "import django_delayq, django_delayq.exceptions as e; print(e.NEWER, django_delayq.__version__)"
-    done = subprocess.run([inside, "-I", "-c", words], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", version_of(clone)]
 
 
 def test_the_commands_of_the_readme_and_those_for_the_repository_install_this_code(clone: Path, tmp_path: Path) -> None:

@@ -86,38 +86,3 @@ def test_only_modules_that_display_read_a_history(found: dict[str, list[str]]) -
 
 def test_each_module_that_may_read_a_history_does(found: dict[str, list[str]]) -> None:
     assert DISPLAY.keys() - found.keys() == set()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "last = row.history[-1]",
-        "failed = [event for event in history if event['what'] == 'failed']",
-        "kind = event.get('what')",
-        "count = len(timeout.errors)",
-        "text = getattr(row, 'history')",
-        "events = vars(row)['history']",
-        "rows = Timeout.objects.filter(history=[])",
-        "rows = rows.exclude(Q(history__0__what='failed'))",
-        "pairs = rows.values_list('pk', 'history')",
-        "newest = rows.order_by('-history')",
-        "moves = rows.annotate(events=F('history'))",
-        "move = change.details['move']",
-        "moving = changes.filter(details__move='shift')",
-        "from django_delayq.scheduling.story import explain_timeout",
-    ],
-)
-def test_a_reader_of_a_history_is_found(line: str) -> None:
-    assert reads(line)
-
-
-def test_what_writes_or_defers_a_history_is_none() -> None:
-    source = """
-row.history = with_event(row, "failed", now)
-change.details = {"what": 1}
-change.details |= {"until": None}
-rows = rows.defer("history", "payload")
-rows = lock_rows(ids, using, history=True)
-update_each(rows, (*values, "history"), using)
-"""
-    assert reads(source) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,28 +31,6 @@ for name in sys.argv[1:]:
         importlib.import_module(found.name)
 """
 
-# file, line, contract, and what its report names
-BREACHES = [
-    ("sql/now.py", "from django_delayq.policy import policies", "Layers", "sql.now -> django_delayq.policy.policies"),
-    ("utils.py", "# a module that is in no layer", "Layers", "utils"),
-    ("policy/options.py", "from django.utils import timezone", "No Django below conf", "policy.options -> django"),
-    ("policy/policies.py", "import redis", "redis-py only in engine and redis_clients", "policies -> redis"),
-    ("conf.py", "import rest_framework", "Optional packages only in contrib", "conf -> rest_framework"),
-    (
-        "checks.py",
-        "from django_delayq.ledger import writing",
-        "Only these write the ledger",
-        "checks -> django_delayq.ledger",
-    ),
-    (
-        "admin/filters.py",
-        "from django_delayq.worker import background",
-        "Web processes load no worker",
-        "admin.filters",
-    ),
-    ("engine/records.py", "from django_delayq.engine import engine", "No cycles", "records"),
-]
-
 
 def lint_imports(directory: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
@@ -70,18 +47,6 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_the_import_contracts_hold() -> None:
     done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_planted_breaches_are_noticed(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "django_delayq", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for file, line, _, _ in BREACHES:
-        with (tmp_path / "django_delayq" / file).open("a") as module:
-            module.write(f"\n{line}\n")
-    done = lint_imports(tmp_path)
-    assert done.returncode != 0
-    output = " ".join((done.stdout + done.stderr).split())
-    assert [each for each in BREACHES if f"{each[2]} BROKEN" not in output or each[3] not in output] == [], output
 
 
 def test_the_lowest_layers_work_where_django_cannot_be_imported_and_the_package_needs_neither_it_nor_settings() -> None:

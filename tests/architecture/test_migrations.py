@@ -50,23 +50,9 @@ def test_no_migration_after_the_first_blocks_writes_while_it_builds_an_index() -
     [
         (migration(migrations.AddIndex("timeout", INDEX)), "use AddIndexConcurrently"),
         (migration(AddIndexConcurrently("timeout", INDEX)), "set atomic = False"),
-        (
-            migration(migrations.AddConstraint("timeout", models.UniqueConstraint(fields=["key"], name="one"))),
-            "build its index concurrently first",
-        ),
         (migration(migrations.AddField("timeout", "zone", models.CharField(db_index=True))), "use AddIndexConcurr"),
     ],
 )
 def test_a_planted_index_is_noticed_with_the_fix(planted: type[migrations.Migration], fix: str) -> None:
     (found,) = blocking(planted)
     assert fix in found
-
-
-def test_an_index_that_is_built_concurrently_or_on_a_new_table_is_fine() -> None:
-    table = migrations.CreateModel("Thing", [("id", models.BigAutoField(primary_key=True))])
-    allowed = [
-        migration(AddIndexConcurrently("timeout", INDEX), atomic=False),
-        migration(table, migrations.AddIndex("thing", INDEX)),
-        migration(migrations.AddField("timeout", "zone", models.CharField(default=""))),
-    ]
-    assert [list(blocking(one)) for one in allowed] == [[], [], []]

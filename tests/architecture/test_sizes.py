@@ -59,9 +59,3 @@ def test_no_lua_command_is_longer_than_60_lines() -> None:
 def test_the_readme_has_at_most_1000_words() -> None:
     text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)  # as a reader sees it
     assert 500 < len(text.split()) <= README_WORDS
-
-
-def test_the_ruler_measures_a_function_without_its_docstring(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
-    module.write_text('def long():\n    """One,\n    two."""\n    return 3\n')
-    assert [lines for _, lines in functions(module)] == [2]

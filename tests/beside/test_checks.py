@@ -34,9 +34,8 @@ def test_a_cache_of_the_queries_of_workers_is_refused_by_cachalot(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("profile", "other", "is_refused"),
-    [({"ops": {"get", "fetch"}},) * 2 + (True,), ({"ops": set()},) * 2 + (False,), (None, None, False),
-     (None, {"ops": {"get"}}, True)],
-)  # fmt: skip
+    [({"ops": {"get"}}, None, True), (None, {"ops": {"get"}}, True), ({"ops": set()}, None, False)],
+)
 def test_a_cache_of_the_queries_of_workers_is_refused_by_cacheops(
     monkeypatch: pytest.MonkeyPatch, profile: Any, other: Any, is_refused: bool
 ) -> None:

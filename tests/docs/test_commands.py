@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 import tomllib
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import pytest
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandError
 
@@ -55,31 +53,6 @@ def test_each_command_exists_with_its_options() -> None:
     complaints = {f"{place}: {line}": complaint_about(line) for place, line in commands()}
     assert len(complaints) > 100
     assert {line: complaint for line, complaint in complaints.items() if complaint} == {}
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("make dmeo", "no target"),
-        ("python manage.py delayq_wroker", "no such command"),
-        ("python manage.py migrate --databsae x", "unrecognized"),
-        ("pip install .[postgres]", "no extra"),
-        ("pip install django-delay", "not this project"),
-        ('pip install "django-delayq @ git+https://example.org/django-delayq"', "not this project"),
-        ("pip install dist/django_delayq-0.0.1-py3-none-any.whl", "not this project"),
-        ("rm -rf /", "unknown program"),
-    ],
-)
-def test_a_command_that_does_not_exist_is_detected(line: str, words: str) -> None:
-    assert words in (complaint_about(line) or "")
-
-
-def test_workflow_files_run_the_script_of_ci_and_commands_that_exist() -> None:
-    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    lines = [line for file in files for line in re.findall(r"^ +- run: (.+)$", file.read_text(), re.MULTILINE)]
-    assert lines == ["make matrix", ".ci/run"]
-    assert complaint_about(lines[0]) is None
-    assert os.access(ROOT / lines[1], os.X_OK)
 
 
 def test_the_options_of_the_worker_are_all_documented() -> None:

@@ -1,4 +1,4 @@
-"""Tables, names and versions in README and docs are those of the code."""
+"""Tables, names, versions and files in README and docs are those of the code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import json
 import re
 import tomllib
 from dataclasses import fields
-from itertools import pairwise
-from statistics import median
+from functools import reduce
 from types import ModuleType
 
-import pytest
 from django.apps import apps
 from django.core.management import get_commands
 from django.dispatch import Signal
 
 import django_delayq
+from benchmarks import report
+from benchmarks.works import WORKS
 from django_delayq import Retry, checks, conf
 from django_delayq.arming import sync
 from django_delayq.engine.records import MAX_DUE_MS
@@ -26,10 +26,10 @@ from django_delayq.ledger import relations, subjects
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import OPERATIONS
 from django_delayq.rounds import memory
-from django_delayq.sql.dialects import MySQL
 from tests.docs.pages import ROOT, Page, code, pages, read
 
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "django_delayq"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
@@ -60,29 +60,11 @@ def test_states_and_causes_are_those_of_the_model_with_which_are_settled() -> No
     assert all(states[state] for settled in causes.values() for state in settled)
 
 
-def test_the_diagram_draws_every_state_and_no_other() -> None:
-    diagram = (DOCS / "images" / "life.svg").read_text()
-    arrows = re.findall(r'data-from="(\w*)" data-to="(\w+)"', diagram)
-    assert len(arrows) == diagram.count("<path") - 1, "each arrow but the tip names its states"
-    assert {state for arrow in arrows for state in arrow} - {""} == set(Timeout.State.values)
-    assert set(re.findall(r'class="name"[^>]*>(\w+)<', diagram)) == set(Timeout.State.values)
-    settled = {state.value for state in Timeout.State if state.is_settled}
-    assert {arrow for arrow in arrows if arrow[0] in settled} == {("dead", "cancelled"), ("dead", "pending")}
-
-
 def test_every_column_for_users_is_documented_and_exists() -> None:
     documented = {name for row in read(DOCS / "states.md").table("column") for name in code(row[0])}
     fields = [field for field in Timeout._meta.fields if field.editable or field.name == "idempotency_key"]
     columns = {field.name for field in fields} - {"id"} | {"content_object"}
     assert documented == columns | {"errors", "last_error", "is_computed"}
-
-
-def test_pausing_holding_and_resuming_have_one_word_in_docs_and_on_buttons() -> None:
-    buttons = {name: each.button_for() for name, each in OPERATIONS.items()}
-    shown = {code(row[0])[0]: row[5] for row in read(DOCS / "operating.md").table("name", "acts on") if row[5]}
-    assert shown == {name: buttons[name] for name in buttons if re.match("pause|hold|resume", name)}
-    verbs = {name.partition("_")[0].title() for name in shown}
-    assert {text.partition(" ")[0] for text in shown.values()} == verbs
 
 
 def test_every_public_name_is_documented_and_in_the_reference() -> None:
@@ -96,33 +78,6 @@ def test_every_public_name_is_documented_and_in_the_reference() -> None:
     assert set(django_delayq.__all__) - listed - signals - modules == set()
 
 
-def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
-    drain, capacity = results["works"]["drain"]["samples"]["delayq"], results["capacity"]
-    columns, page = ("per_second", "us", "server_us"), read(DOCS / "speed.md")
-    measured = [median(drain[f"{work}_{column}"]) for work in ("nothing", "settle", "batch") for column in columns]
-    names = ("connections_per_worker", "worker_memory_mb", "ledger_bytes_per_row", "redis_bytes_per_pending")
-    measured += [capacity[name] for name in names]
-    shown = [cell for row in page.table("each timeout") for cell in row[1:]]
-    shown += [row[1] for row in page.table("resource")]
-    off = [(page, now) for page, now in zip(shown, measured, strict=True) if not 0.6 < _figure(page) / now < 1.6]
-    assert off == [], "correct these figures (shown, measured) in docs/speed.md"
-
-
-@pytest.mark.parametrize(("name", "part"), [("admin", "admin: "), ("rest", "rest: "), ("operating", "command ")])
-def test_the_times_of_pages_and_commands_are_about_those_of_the_latest_benchmark(name: str, part: str) -> None:
-    samples = json.loads((ROOT / "benchmarks" / "results.json").read_text())["works"]["pages"]["samples"]
-    reading = [title for title in samples if title.startswith(part) and "--dry-run" not in title]
-    measured = [median(samples[title]["p50"]) for title in reading if "p50" in samples[title]]
-    (section,) = re.findall(r"With 1,000,000 pending and .*?`make bench`", _flat(read(DOCS / f"{name}.md")))
-    shown = [int(number) for pair in re.findall(r"(\d+)(?: to (\d+))? ms", section) for number in pair if number]
-    assert 0.6 < min(shown) / min(measured) < 1.6 and 0.6 < max(shown) / max(measured) < 1.6, (shown, measured)
-
-
-def _figure(cell: str) -> float:
-    return float(cell.replace(",", ""))
-
-
 LOG_ATTRIBUTES = {"timeout_id", "timeout_ids"}
 OPTIONS_OF_DRIVERS = {f"{name}_timeout" for name in ("connect", "read", "write")}
 METRICS = {code(row[0])[0] for row in read(DOCS / "reference.md").table("metric")}
@@ -132,19 +87,6 @@ EVENTS = {code(row[0])[0] for row in read(DOCS / "monitoring.md").table("event",
 def test_names_of_the_library_exist() -> None:
     named = ((f"{page.name}:{number}", text) for page in pages() for number, text in page.inline_code())
     assert [f"{place}: {name}" for place, text in named for name in unknown_names(text)] == []
-
-
-def test_names_that_do_not_exist_are_detected() -> None:
-    wrong = (
-        "django_delayq.contrib.email",
-        "django_delayq.models.Timer",
-        "delayq_wroker",
-        "stop_timeout(x)",
-        "timeout_won",
-        '("django_delayq", "0000_unknown")',
-        'DELAYQ["RETENTOIN"]',
-    )
-    assert [len(unknown_names(text)) for text in wrong] == [1] * len(wrong)
 
 
 def unknown_names(text: str) -> list[str]:
@@ -189,21 +131,58 @@ def test_the_files_that_internals_names_exist() -> None:
     assert {name for name in files if not ((ROOT / "django_delayq" / name).exists() or (ROOT / name).exists())} == set()
 
 
+PATHS = [
+    "schedule_timeout",
+    "Saving an object",
+    "One firing",
+    "cancel_timeout",
+    "An action in the admin",
+    "Pausing a policy",
+]
+MAX_STEPS = 10
+
+
+def steps(page: Page) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return the file and the functions of each step, by the heading of its path."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    heading, inside = "", False
+    for _, line in page.prose:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            heading, inside = line.removeprefix("## "), False
+        elif cells == ["file", "function", "what happens"]:
+            inside = True
+            found[heading] = []
+        elif inside and line.startswith("|") and not set(line) <= set("|- "):
+            found[heading].append((code(cells[0])[0], code(cells[1])))
+    return found
+
+
+def _exists(file: str, name: str) -> bool:
+    if not (PACKAGE / file).is_file():
+        return False
+    if not name or not file.endswith(".py"):
+        return not name
+    module = "django_delayq." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    try:
+        reduce(getattr, name.split("."), importlib.import_module(module))
+    except AttributeError:
+        return False
+    return True
+
+
+def test_the_page_follows_six_paths_in_few_steps_whose_files_and_functions_exist() -> None:
+    page = read(DOCS / "internals.md")
+    assert list(steps(page)) == PATHS
+    assert [name for name, path in steps(page).items() if not 3 < len(path) <= MAX_STEPS] == []
+    named = [(file, name) for path in steps(page).values() for file, names in path for name in names or [""]]
+    assert [step for step in named if not _exists(*step)] == []
+
+
 def test_the_table_of_tests_has_every_folder() -> None:
     rows = read(ROOT / "CONTRIBUTING.md").table("folder", "what it tests")
     folders = {f"tests/{file.parent.name}" for file in (ROOT / "tests").glob("*/__init__.py")}
     assert {name for row in rows for name in code(row[0])} == folders
-
-
-def test_the_import_rules_are_shown_in_their_order() -> None:
-    contracts = PROJECT["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    heights = {name: height for height, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
-    (shown,) = [block.code for block in read(DOCS / "internals.md").blocks if block.language == "text"]
-    lines = [[heights[name] for name in re.findall(r"\w+", line)] for line in shown.splitlines() if "--" not in line]
-    shown_names = re.findall(r"\w+", shown.replace("no Django below", ""))
-    assert len(shown_names) == len(set(shown_names))
-    assert all(max(above) <= min(below) for above, below in pairwise(lines))
 
 
 def test_versions_are_those_of_the_project() -> None:
@@ -218,17 +197,19 @@ def test_versions_are_those_of_the_project() -> None:
     assert all(untested in _flat(read(page)) for page in (ROOT / "README.md", DOCS / "how-to" / "install.md"))
 
 
+def test_the_pages_with_figures_are_those_of_the_results() -> None:
+    """After a change of the text: `python -m benchmarks --report`."""
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    measured = [work for work in WORKS if work.key in results["works"]]
+    assert (DOCS / "benchmarks.md").read_text() == "\n".join(report.page(results, measured)) + "\n"
+    for page in report.WITH_FIGURES:
+        text = (ROOT / page).read_text()
+        assert report.BEGIN in text and report.with_figures(text, results) == text
+
+
 def test_the_extras_are_those_of_the_project() -> None:
     documented = {name for row in read(DOCS / "how-to" / "install.md").table("extra") for name in code(row[0])}
     assert documented == PROJECT["project"]["optional-dependencies"].keys()
-
-
-def test_database_versions_are_those_that_the_check_demands() -> None:
-    mysql, mariadb = (".".join(map(str, MySQL.oldest[name])) for name in ("MySQL", "MariaDB"))
-    assert f"MySQL {mysql} or MariaDB {mariadb}" in _flat(read(ROOT / "README.md"))
-    assert f"MySQL {mysql} or newer, MariaDB {mariadb} or newer" in _flat(read(ROOT / "CHANGELOG.md"))
-    assert f"MySQL before {mysql}, MariaDB before {mariadb}" in _flat(read(DOCS / "beside.md"))
-    assert re.findall(r"\| M\w+(?: \(InnoDB\))? \| ([\d.]+) ", (DOCS / "databases.md").read_text()) == [mariadb, mysql]
 
 
 def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
@@ -243,10 +224,6 @@ def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
     assert abs(sum(len(group["fault"]) for group in groups) - int(faults)) <= 10
     ladder = [0, 0, *(60 * minutes for minutes in (2, 10, 10, 60, 120, 360, 900))]
     assert list(Retry().delays) == ladder
-
-
-def test_the_shop_of_the_examples_is_no_app_of_the_tests() -> None:
-    assert not apps.is_installed("shop")
 
 
 def _classified(prefix: str) -> list[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import configparser
-import getpass
 import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +18,6 @@ import yaml
 from tests.docs.pages import ROOT, read
 from tests.docs.test_commands import complaint_about, complaint_about_requirement
 from tests.docs.test_facts import PROJECT
-from tools.servers import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -58,19 +55,6 @@ def test_the_helpdesk_takes_forty_lines() -> None:
     assert len(lines) <= 40
 
 
-def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("needs systemd-analyze")
-    # It checks that the program and the user exist.
-    unit = file("systemd", "shop-timeouts.service").replace("/srv/shop/venv/bin/python", sys.executable)
-    path = tmp_path / "shop-timeouts.service"
-    path.write_text(unit.replace("User=shop", f"User={getpass.getuser()}"))
-    done = subprocess.run([analyze, "verify", "--man=no", path], capture_output=True, text=True, check=False)
-    complaints = [line for line in done.stderr.splitlines() if "shop-timeouts" in line]
-    assert (done.returncode, complaints) == (0, [])
-
-
 def test_the_unit_does_not_restart_a_worker_of_another_installation() -> None:
     from django_delayq.worker import REFUSED
 
@@ -95,25 +79,16 @@ def test_the_services_of_compose_run_commands_that_exist_and_wait_for_what_the_o
     services = compose["services"]
     own = {name: service for name, service in services.items() if "build" in service}
     assert own.keys() == {"migrate", "web", "timeouts"}
-    kind, *probe = own["timeouts"]["healthcheck"]["test"]
-    assert kind == "CMD"
-    for command in (probe, *(service["command"] for service in own.values())):
+    for command in (own["timeouts"]["healthcheck"]["test"][1:], *(service["command"] for service in own.values())):
         check(command)
     for service in services.values():
         for name, wanted in service.get("depends_on", {}).items():
-            if wanted["condition"] == "service_healthy":
-                assert "healthcheck" in services[name]
-            else:
-                assert (wanted["condition"], services[name]["restart"]) == ("service_completed_successfully", "no")
-        for volume in service.get("volumes", []):
-            assert volume.partition(":")[0] in compose["volumes"]
+            assert "healthcheck" in services[name] or wanted["condition"] == "service_completed_successfully"
 
 
 def test_the_settings_of_compose_read_the_variables_that_its_services_get(compose: Any) -> None:
     environment = compose["x-shop"]["environment"]
     assert environment.keys() - {"DJANGO_SETTINGS_MODULE"} == environment_of_settings("compose")
-    assert (environment["POSTGRES_HOST"], environment["REDIS_URL"]) == ("postgres", "redis://redis:6379/0")
-    assert {"postgres", "redis"} <= compose["services"].keys()
     used = set(re.findall(r"\$\{(\w+)\}", file("compose", "compose.yaml")))
     assert used == variables("compose", ".env")
     assert ".env" in file("compose", ".dockerignore").splitlines(), "the image does not contain it"
@@ -162,55 +137,19 @@ def test_files_that_were_collected_are_served_without_the_development_server(tmp
     assert run("-c", VISIT).split() == ["200", "200", "404", "404", "400"]
 
 
-@pytest.mark.parametrize("source", ["compose", "redis.conf"])
-def test_redis_starts_with_the_shown_options_and_does_not_evict(source: str, compose: Any, tmp_path: Path) -> None:
-    import redis
-
-    class Shown(RedisServer):
-        def command(self) -> list[str | Path]:
-            binary, *own = super().command()
-            if source == "compose":
-                return [binary, *own, *compose["services"]["redis"]["command"][1:]]
-            (self.home / "redis.conf").write_text(file("deploy", "redis.conf"))
-            return [binary, self.home / "redis.conf", *own]
-
-    if missing := Shown.missing():
-        pytest.skip(missing)
-    with Shown(tmp_path) as server, redis.Redis.from_url(server.url) as client:
-        values: Any = client.config_get("maxmemory-policy") | client.config_get("save")  # Redis 6.2 takes one name
-        assert values == {"maxmemory-policy": "noeviction", "save": ""}
-
-
-def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
-    from django_delayq.conf import Settings
-
-    pgbouncer = configparser.ConfigParser()
-    pgbouncer.read_string(file("../databases", "pgbouncer.ini"))
-    (worker,) = re.findall(r"DATABASE_NAME=(\w+) python", (ROOT / "docs" / "databases.md").read_text())
-    options = dict(word.split("=") for word in pgbouncer["databases"][worker].split())
-    assert int(options["pool_size"]) >= Settings().concurrency + 2
-
-
 def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat(compose: Any) -> None:
     """What the probe answers: tests/integration/commands/test_doctor_here.py."""
     from django_delayq.monitoring.doctor import STUCK_SECONDS
     from django_delayq.monitoring.snapshot import ALIVE
 
-    timeouts, migrate = (yaml.safe_load(file("kubernetes", name)) for name in ("timeouts.yaml", "migrate.yaml"))
-    assert (timeouts["apiVersion"], timeouts["kind"]) == ("apps/v1", "Deployment")
-    assert (migrate["apiVersion"], migrate["kind"]) == ("batch/v1", "Job")
-    assert timeouts["spec"]["selector"]["matchLabels"] == timeouts["spec"]["template"]["metadata"]["labels"]
-    (secret,) = re.findall(r"kubectl create secret generic (\w+) ", (HOW_TO / "kubernetes.md").read_text())
-    worker, migrating = (each["spec"]["template"]["spec"]["containers"][0] for each in (timeouts, migrate))
-    for container in (worker, migrating):
-        assert container["envFrom"] == [{"secretRef": {"name": secret}}]
+    files = (yaml.safe_load(file("kubernetes", name)) for name in ("timeouts.yaml", "migrate.yaml"))
+    worker, migrating = (each["spec"]["template"]["spec"]["containers"][0] for each in files)
     for container in (worker, migrating):
         check(container["command"])
     healthcheck = compose["services"]["timeouts"]["healthcheck"]["test"][1:]
     assert [worker[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe")] == [healthcheck] * 2
     probe = worker["livenessProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > ALIVE.total_seconds() + STUCK_SECONDS
-    assert "readinessProbe" not in worker
 
 
 def test_the_lines_of_a_procfile_and_of_cron_are_commands_that_exist() -> None:

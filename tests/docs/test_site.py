@@ -1,27 +1,11 @@
-"""The site of the docs: what it is built with, its navigation, and how much there is to read."""
+"""The pages as a whole: how much there is to read, the navigation, and links, which have a target."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-import pytest
-
-from tests.docs.pages import ROOT, pages, read
-from tests.docs.test_facts import PROJECT
-from tools.environment import PURPOSES
-
-pytestmark = pytest.mark.slow
-
-
-def test_the_site_is_built_in_an_environment_without_the_test_suite() -> None:
-    assert PURPOSES["docs"][-2:] == ["--group", "docs"]
-    heavy = {"selenium", "mypy", "pytest", "schemathesis", "pyright"}
-    assert not heavy & {re.split(r"\W", name)[0] for name in PROJECT["dependency-groups"]["docs"]}
-    makefile = (ROOT / "Makefile").read_text()
-    for target in ("docs", "docs-links"):
-        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
-        assert recipe and "DELAYQ_VENV=$(CURDIR)/.venv-docs" in recipe[1] and "$(BIN)" not in recipe[1]
-
+from tests.docs.pages import ROOT, Page, pages, read
 
 INDEX = (ROOT / "docs" / "index.md").read_text()
 EIGHT = (
@@ -75,3 +59,36 @@ def test_the_first_pages_use_no_term_of_the_implementation() -> None:
     names = ("README.md", "docs/index.md", *(f"docs/{name}.md" for name in EIGHT))
     inside = re.compile(r"\b(ledger|arm|arms|armed|arming|sweep|lease|leases)\b", re.IGNORECASE)
     assert {page: found for page in names if (found := inside.findall((ROOT / page).read_text()))} == {}
+
+
+PAGES = pages()
+OTHERS = [read(ROOT / name) for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md")]
+
+
+def broken(page: Page) -> list[str]:
+    """Return broken links of `page`, as `page:line: target`."""
+    found = []
+    for number, target in page.links():
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.path.parent / file).resolve() if file else page.path
+        exists = path.is_file() and (not anchor or anchor in read(path).anchors())
+        if not exists:
+            found.append(f"{page.name}:{number}: {target}")
+    return found
+
+
+def test_links_lead_to_a_page_and_to_a_heading() -> None:
+    assert [link for page in (*PAGES, *OTHERS) for link in broken(page)] == []
+
+
+def test_the_index_lists_every_page_and_the_readme_links_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    every = {page.path for page in PAGES if page.path.is_relative_to(ROOT / "docs")}
+    assert every - {index} <= linked(index)
+    assert index in linked(ROOT / "README.md")
+
+
+def linked(start: Path) -> set[Path]:
+    return {(start.parent / target.partition("#")[0]).resolve() for _, target in read(start).links()}

@@ -217,18 +217,6 @@ def test_the_tutorial_works_word_for_word_in_an_empty_folder(reader: Reader) -> 
     assert len(reader.running) == 2
 
 
-def test_the_shell_notices_an_output_that_is_not_as_shown(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader.environment["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-    manage = "from django.core.management import execute_from_command_line as run\nrun()\n"
-    (reader.folder / "manage.py").write_text(manage)
-    reader.run(SHELL)
-    assert reader.shell
-    reader.shell.type(">>> 1 + 1\n2\n")
-    monkeypatch.setattr("tests.docs.test_tutorial.SECONDS", 1.0)
-    with pytest.raises(AssertionError, match="1 \\+ 2"):
-        reader.shell.type(">>> 1 + 2\n4\n")
-
-
 @pytest.mark.parametrize("page", [page for page in pages() if page.is_translation], ids=str)
 def test_a_translation_has_the_code_of_its_original(page: Page) -> None:
     original = ROOT / re.sub(r"[./]zh-Hans", "", page.name)

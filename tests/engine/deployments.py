@@ -3,7 +3,6 @@
 | name | what |
 | --- | --- |
 | single | one server, by its unix socket |
-| byte by byte | the same through a proxy: however the network cuts a stream, commands and replies arrive whole |
 | sentinels | 1 master, 2 replicas, 3 sentinels, by `redis+sentinel://` |
 | cluster | 3 masters, 3 replicas, by `redis+cluster://` |
 | Redis 6.2.14, Valkey 9.1.2 ... | one server of each further version that this machine has |
@@ -18,14 +17,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import redis
-
 from django_delayq.engine.scripts import Client
-from tests.engine.fault_proxy import FaultProxy
 from tests.engine.redis_process import RedisProcess, binaries, name_of
 from tests.engine.topologies import clustered, watched
 
-ALWAYS = ("single", "byte by byte", "sentinels", "cluster")
+ALWAYS = ("single", "sentinels", "cluster")
 SECONDS = 20.0
 
 
@@ -56,11 +52,7 @@ def deployed(name: str) -> Iterator[Deployment]:
     else:
         binary = next((binary for binary in binaries() if name_of(binary) == name), None)
         with RedisProcess(binary) as server:
-            if name == "byte by byte":
-                with FaultProxy(server.socket, byte_by_byte=True) as proxy:
-                    yield Deployment(name, lambda: redis.Redis(port=proxy.port, socket_timeout=SECONDS))
-            else:
-                yield Deployment(name, server.client)
+            yield Deployment(name, server.client)
 
 
 def client_of(url: str) -> Client:

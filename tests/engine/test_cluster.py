@@ -1,4 +1,4 @@
-"""A cluster of three nodes: all keys of one command in one slot, shards on every node, slots and nodes that move."""
+"""A cluster of three nodes: a slot on its way to another node, and a node that is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.lines import LINE, one_line
-from tests.engine.test_engine import FAR_MS, walk_the_basic_path
 from tests.engine.topologies import Clustered, clustered
 from tests.support.waiting import wait_until
 
@@ -45,41 +44,6 @@ def changes(due_ms: int) -> list[Change]:
 
 def total(engine: Engine) -> int:
     return sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS))
-
-
-def test_a_round_trip_gets_past_forgotten_scripts_and_foreign_keys_on_every_node(cluster: RedisCluster) -> None:
-    engine = Engine(cluster, shards=SHARDS)
-    walk_the_basic_path(engine)
-    engine.apply(changes(0))
-    cluster.script_flush()
-    for shard in range(SHARDS):
-        cluster.delete(one_line(engine, "q", shard).entries)
-        cluster.set(one_line(engine, "q", shard).entries, "mine")
-    engine.apply(changes(5))
-    assert total(engine) == 100
-
-
-def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(
-    nodes: Clustered, cluster: RedisCluster
-) -> None:
-    queue = one_line(Engine(cluster, shards=SHARDS), "moving")
-    queue.ensure([(1, 1), (2, 2)])
-    lease = queue.reserve(1, 60_000).lease
-    assert lease is not None
-    migration = nodes.migrating(key_slot(queue.entries.encode()))
-
-    def use(id: int) -> None:
-        assert queue.ensure([(id, FAR_MS)]) == queue.reschedule([(id, FAR_MS + 1)]) == queue.remove([id]) == 1
-        assert queue.stats().total == 2
-
-    migration.begin()
-    use(10)
-    assert migration.move_keys() == 3
-    use(11)
-    assert queue.release(lease, [(1, 7)]) == 1
-    migration.finish()
-    use(12)
-    assert queue.peek() == [(2, 2), (1, 7)]
 
 
 def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gives_nothing_out(

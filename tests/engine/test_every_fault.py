@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from django_delayq.engine.engine import Engine, Lease
 from django_delayq.engine.records import Change
-from django_delayq.engine.scripts import digest_of, read_texts
+from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
 from tests.engine.lines import LINE, Entry, one_line
@@ -98,21 +98,6 @@ def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
         assert expected == (once if name in {"stats", "peek"} else 0)
 
 
-@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER], ids=str)
-def test_a_command_whose_text_is_lost_on_the_way_to_a_server_that_forgot_it_may_be_sent_again(
-    proxy: FaultProxy, client: redis.Redis, fault: Fault
-) -> None:
-    virtual = VirtualQueue(client)
-    client.script_flush()
-    with through(proxy) as unlucky:
-        proxy.inject(fault, only=b"\r\nEVAL\r\n")
-        queue = virtual.through(unlucky)
-        with pytest.raises(EngineUnavailable):
-            queue.ensure([(1, NOW)])
-        assert virtual.waiting() == ({1: NOW} if fault.runs else {})
-        assert queue.ensure([(1, NOW)]) == (not fault.runs)
-
-
 @pytest.mark.parametrize("condition", ["swallow", "refuse"])
 def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go_on(
     proxy: FaultProxy, client: redis.Redis, condition: str
@@ -153,27 +138,6 @@ def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
     assert {name: dict(one_line(engine, name).peek()) for name in "abcd"} == expected
 
 
-@pytest.mark.parametrize("fault", [Fault.RESET_BEFORE, Fault.RESET_AFTER], ids=str)
-@pytest.mark.parametrize(
-    ("request_hit", "after"),
-    [("ensure", 0), ("set_aside", 0), ("ensure", 1)],
-    ids=["the command", "the moving aside", "the command again"],
-)
-def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
-    proxy: FaultProxy, client: redis.Redis, fault: Fault, request_hit: str, after: int
-) -> None:
-    queue = one_line(Engine(client))
-    client.set(queue.entries, "mine")
-    with through(proxy) as unlucky:
-        proxy.inject(fault, only=digest_of(read_texts()[request_hit]).encode(), after=after)
-        with pytest.raises(EngineUnavailable):
-            one_line(Engine(unlucky)).ensure([(1, 5)])
-        wait_until(lambda: proxy.met == {fault: 1})
-    queue.ensure([(1, 5)])
-    assert queue.peek() == [(1, 5)]
-    assert [client.get(key) for key in client.scan_iter(match="*foreign*")] == [b"mine"]
-
-
 def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, client: redis.Redis) -> None:
     virtual = VirtualQueue(client)
     virtual.queue.ensure([(1, NOW)])
@@ -188,21 +152,6 @@ def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, clie
         virtual.advance(1)
         assert virtual.scores()[1] % 16 == deliveries
     assert virtual.queue.reserve(5, 1000).entries == (Entry(1, 3),)
-
-
-def test_a_fault_counts_although_its_client_waits_no_longer(own_server: RedisProcess) -> None:
-    """A test that waits for the fault also succeeds on a slow machine."""
-    with own_server.client() as client, FaultProxy(own_server.socket) as proxy:
-        hasty = redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0), socket_timeout=0.3)
-        wait_until(hasty.ping)
-        proxy.inject(Fault.STALL_AFTER)
-        own_server.pause()
-        with pytest.raises(redis.TimeoutError):
-            hasty.incr("count")
-        hasty.close()
-        own_server.resume()
-        wait_until(lambda: proxy.met == {Fault.STALL_AFTER: 1})
-        assert client.get("count") == b"1"
 
 
 def test_a_reset_is_no_polite_end(shared_server: RedisProcess) -> None:

@@ -1,58 +1,24 @@
-"""What the engine does when Redis forgets, refuses, stalls or restarts."""
+"""What the engine does when Redis refuses: its memory is full, it is a replica, or a right is missing."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 
-from django_delayq.engine.engine import Engine, Lease
-from django_delayq.engine.records import Change
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineUnavailable
-from tests.engine.lines import LINE, OneLine, one_line
+from tests.engine.lines import OneLine, one_line
 from tests.engine.redis_process import RedisProcess, binaries
 from tools.servers import free_port
 
 pytestmark = pytest.mark.slow
 
-FAR_MS = 2**41
-
-
-def reserved_lease(queue: OneLine, limit: int = 1000) -> Lease:
-    lease = queue.reserve(limit, 60_000).lease
-    assert lease is not None
-    return lease
-
-
-def test_every_command_survives_a_script_flush(client: redis.Redis) -> None:
-    engine = Engine(client, shards=2)
-    queue = one_line(engine, shard=engine.shard_of(7))
-    steps: list[Callable[[], Any]] = [
-        lambda: queue.ensure([(1, 0), (2, 0), (3, 0)]),
-        lambda: queue.reschedule([(1, 0)]),
-        lambda: queue.remove([3]),
-        queue.stats,
-        queue.peek,
-        lambda: queue.acknowledge(queue.extend(reserved_lease(queue, 1), 1000)[0]),
-        lambda: queue.release(reserved_lease(queue, 1), [(2, FAR_MS)]),
-    ]
-    for step in steps:
-        client.script_flush()
-        step()
-    assert queue.peek() == [(2, FAR_MS)]
-    for _ in range(2):
-        client.script_flush()
-        queue.remove([1])  # of two scripts the server knows only the later one
-        engine.apply([Change("default", LINE, 7, FAR_MS, earlier_only=True), Change("default", LINE, 7, None)])
-        assert queue.peek() == [(2, FAR_MS)], "the removal came last"
-
 
 def drain_at_full_memory(client: redis.Redis, queue: OneLine) -> None:
     """Add entries, fill the memory, and resolve all entries in every possible way."""
     queue.ensure([(id, 0) for id in range(1, 101)])
-    lease = reserved_lease(queue, 50)
+    lease = queue.reserve(50, 60_000).lease
+    assert lease is not None
     client.config_set("maxmemory", 1)
     lease, count = queue.extend(lease, 60_000)
     assert count == 50

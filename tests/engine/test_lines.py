@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq.engine.engine import DelayQueue, Engine, Lease
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import Change
 from tests.engine.lines import LINE
 from tests.engine.virtual import VirtualQueue
@@ -21,12 +21,6 @@ def heads_of(virtual: VirtualQueue) -> dict[str, float]:
     """Return the heads as Redis has them, by the quoted names of their lines."""
     found = virtual.client.zrange(virtual.queue.keys.heads, 0, -1, withscores=True)
     return {name.decode(): score for name, score in found}
-
-
-def lease_on(queue: DelayQueue, *lines: str) -> Lease:
-    lease = queue.reserve(dict.fromkeys(lines, 1000), 60_000).lease
-    assert lease is not None
-    return lease
 
 
 def test_the_heads_of_named_lines_are_found_behind_any_number_of_others(virtual: VirtualQueue) -> None:
@@ -56,23 +50,6 @@ def test_many_lines_are_asked_together_by_several_commands_of_a_hundred_lines(vi
     assert reserved.lease is not None
     assert queue.acknowledge(reserved.lease) == 250
     assert queue.reserve({}, 1).heads == {}
-
-
-def test_one_command_changes_a_thousand_members_of_all_its_lines_at_most(virtual: VirtualQueue) -> None:
-    queue, lines = virtual.queue.queue, ["a", "b", "c"]
-    for line in lines:
-        queue.ensure(line, [(id, 0) for id in range(1, 601)])
-        virtual.client.zadd(queue.keys.line(line), {f"x{number}": 2**53 for number in range(50)})
-    reserved = queue.reserve(dict.fromkeys(lines, 1000), 1000)
-    assert len(reserved.entries) + reserved.discarded == 1000
-    assert [entry.line for entry in reserved.entries] == ["a"] * 600 + ["b"] * 350
-    assert set(reserved.heads) == {*lines}
-
-
-def test_of_more_than_a_thousand_lines_the_earliest_heads_are_told(virtual: VirtualQueue) -> None:
-    heads = {f"line{number}": number for number in range(1500)}
-    virtual.client.zadd(virtual.queue.keys.heads, heads)
-    assert virtual.queue.queue.reserve({}, 1).heads == dict(list(heads.items())[:1000])
 
 
 def test_forged_heads_are_corrected_and_foreign_ones_removed(virtual: VirtualQueue) -> None:
@@ -113,7 +90,7 @@ def test_foreign_heads_stop_no_command_half_way(virtual: VirtualQueue) -> None:
         if is_there:
             queue.ensure(LINE, [(1, 0), (2, 0)])
         if act == queue.acknowledge:
-            first = lease_on(queue, LINE)
+            first = queue.reserve({LINE: 1000}, 60_000).lease
         virtual.wakes()
         client.delete(keys.heads)
         client.set(keys.heads, "mine")
@@ -130,11 +107,3 @@ def test_changes_of_several_lines_keep_the_order_of_each(client: redis.Redis) ->
     engine.apply([Change("q", "a", 1, 50), Change("q", "b", 1, 40), Change("q", "a", 1, None), Change("q", "b", 2, 5)])
     assert (queue.peek(9, "a"), queue.peek(9, "b"), queue.peek()) == ([], [(2, 5), (1, 40)], [(2, 5), (1, 40)])
     assert (queue.stats_of("a").total, queue.stats_of("b").total, queue.stats().total) == (0, 2, 2)
-
-
-def test_what_is_first_of_all_lines_is_shown_first(virtual: VirtualQueue) -> None:
-    queue = virtual.queue.queue
-    for number in range(6):
-        queue.ensure(f"line {number}", [(id, 1000 * id + number) for id in range(1, 4)])
-    assert queue.peek(7) == [*((1, 1000 + number) for number in range(6)), (2, 2000)]
-    assert queue.peek(2, "line 3") == [(1, 1003), (2, 2003)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,25 +16,8 @@ from tests.engine.certificates import Authority, Certificate, find_openssl
 from tests.engine.lines import one_line
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.test_engine import walk_the_basic_path
-from tests.engine.topologies import SERVICE, SentinelProcess, clustered
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if find_openssl() is None:
-        assert os.environ.get("CI") != "true", "openssl is missing"
-        pytest.skip("openssl is missing")
-    return Authority.create(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def options(authority: Authority) -> list[str]:
-    """Return the options with which a server uses its certificate and verifies clients."""
-    own = authority.sign("server")
-    files = ["--tls-cert-file", str(own.certificate), "--tls-key-file", str(own.key)]
-    return [*files, "--tls-ca-cert-file", str(authority.certificate), "--tls-auth-clients", "yes"]
 
 
 class TlsServer(RedisProcess):
@@ -45,86 +27,44 @@ class TlsServer(RedisProcess):
         return [*super().command(), "--port", "0", "--tls-port", str(self.port)]
 
 
-class TlsSentinel(SentinelProcess):
-    """A sentinel that speaks TLS, with clients and with servers."""
-
-    def command(self) -> list[str]:
-        with_tls = ["--port", "0", "--tls-port", str(self.port), "--tls-replication", "yes"]
-        return [*super().command(), *with_tls, *self.extra]
-
-
-@pytest.fixture(scope="module")
-def binary() -> str:
-    """A server program that was built with TLS."""
-    for path in binaries():
+def binary_with_tls() -> str:
+    """Return a server program that was built with TLS; skip the test without one, and without openssl."""
+    for path in binaries() if find_openssl() else ():
         with RedisProcess(path) as server, server.client() as client, contextlib.suppress(redis.RedisError):
             if client.config_get("tls-port"):
                 return path
-    assert os.environ.get("CI") != "true", "no server with TLS"
-    pytest.skip("no server with TLS")
+    assert os.environ.get("CI") != "true", "no openssl, or no server with TLS"
+    pytest.skip("no openssl, or no server with TLS")
 
 
-@pytest.fixture(scope="module")
-def server(binary: str, options: list[str]) -> Iterator[TlsServer]:
-    found = TlsServer(binary, extra=options)
-    with found:
-        yield found
-
-
-def query(authority: Certificate, shown: Certificate | None, *more: str) -> str:
-    """Return the options after the `?` of an address."""
+def engine_of(host: str, authority: Authority, shown: Certificate | None, *more: str) -> Engine:
     words = [f"ssl_ca_certs={authority.certificate}", *more]
     if shown is not None:
         words += [f"ssl_certfile={shown.certificate}", f"ssl_keyfile={shown.key}"]
-    return "?" + "&".join(words)
+    return Engine(make_client(f"rediss://{host}/0?{'&'.join(words)}", WORKER))
 
 
-def engine_of(url: str) -> Engine:
-    return Engine(make_client(url, WORKER), prefix="tls", shards=3)
-
-
-def walk(url: str) -> None:
-    engine = engine_of(url)
-    walk_the_basic_path(engine)
-    engine.close()
-
-
-def test_who_can_be_verified_is_let_in_and_who_cannot_gets_nowhere(
-    server: TlsServer, authority: Authority, tmp_path: Path
-) -> None:
-    stranger, shown = Authority.create(tmp_path, "stranger"), authority.sign("visitor")
-    walk(f"rediss://127.0.0.1:{server.port}/0{query(authority, shown)}")
-    urls = {
-        "nobody": f"rediss://127.0.0.1:{server.port}/0{query(authority, None)}",
-        "a stranger": f"rediss://127.0.0.1:{server.port}/0{query(authority, stranger.sign('s'))}",
-        "to a stranger": f"rediss://127.0.0.1:{server.port}/0{query(stranger, shown)}",
-        "in plain text": f"redis://127.0.0.1:{server.port}/0",
-        "under another name": f"rediss://127.0.0.2:{server.port}/0{query(authority, shown, 'ssl_check_hostname=true')}",
-    }
-    with server.client() as client:
+def test_who_can_be_verified_is_let_in_and_who_cannot_gets_nowhere(tmp_path: Path) -> None:
+    binary, authority, stranger = binary_with_tls(), Authority.create(tmp_path), Authority.create(tmp_path, "stranger")
+    own, shown = authority.sign("server"), authority.sign("visitor")
+    files = ["--tls-cert-file", str(own.certificate), "--tls-key-file", str(own.key)]
+    files += ["--tls-ca-cert-file", str(authority.certificate), "--tls-auth-clients", "yes"]
+    with TlsServer(binary, extra=files) as server, server.client() as client:
         client.config_set("bind", "127.0.0.1 127.0.0.2")
+        host, other_name = f"127.0.0.1:{server.port}", f"127.0.0.2:{server.port}"
+        engine = engine_of(host, authority, shown)
+        walk_the_basic_path(engine)
+        engine.close()
         before = client.dbsize()
-        for case, url in urls.items():
-            engine = engine_of(url)
+        refused = [
+            engine_of(host, authority, None),
+            engine_of(host, authority, stranger.sign("s")),
+            engine_of(host, stranger, shown),
+            engine_of(other_name, authority, shown, "ssl_check_hostname=true"),
+            Engine(make_client(f"redis://{host}/0", WORKER)),
+        ]
+        for engine in refused:
             with pytest.raises(EngineUnavailable):
                 one_line(engine, "q").ensure([(1, 1)])
-            assert client.dbsize() == before, case
             engine.close()
-
-
-def test_sentinels_and_their_service_are_reached_by_tls(
-    server: TlsServer, authority: Authority, options: list[str]
-) -> None:
-    sentinel = TlsSentinel(server, 1)
-    sentinel.extra = tuple(options)
-    with sentinel:
-        asked = query(authority, authority.sign("by-sentinel"))
-        walk(f"rediss+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/0{asked}")
-
-
-def test_a_cluster_is_reached_by_tls(binary: str, authority: Authority, options: list[str]) -> None:
-    def make(binary: str | None, port: int, extra: Sequence[str]) -> TlsServer:
-        return TlsServer(binary, port, [*extra, *options, "--tls-cluster", "yes"])
-
-    with clustered(binary, replicas=False, make=make) as nodes:
-        walk(f"rediss+cluster://127.0.0.1:{nodes.masters[0].port}{query(authority, authority.sign('in-cluster'))}")
+        assert client.dbsize() == before

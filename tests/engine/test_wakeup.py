@@ -7,12 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
 
 from django_delayq.engine import wakeup as wakeup_module
 from django_delayq.engine.engine import Engine
@@ -145,66 +142,3 @@ def test_closing_takes_no_time_whatever_the_server_does(own_server: RedisProcess
         wakeup.close()
         if state == "server gone":
             own_server.start()
-
-
-def test_closing_during_a_connect_that_hangs_returns_and_the_thread_follows(own_server: RedisProcess) -> None:
-    with own_server.client(socket_timeout=2) as client:
-        own_server.pause()
-        wakeup = Wakeup(client, ["w"])
-        wakeup.start()
-        began = time.monotonic()
-        wakeup.close()
-        assert time.monotonic() - began < LONG / 2
-        own_server.resume()
-        wait_until(lambda: not its_threads())
-        assert subscribers(client) == []
-
-
-def test_a_client_that_tries_again_slowly_does_not_slow_the_wakeup(own_server: RedisProcess) -> None:
-    with own_server.client(retry=Retry(ConstantBackoff(int(LONG)), 3)) as client:
-        wakeup = started(client)
-        own_server.kill()
-        for _ in range(3):
-            assert wakeup.wait(LONG / 2), "each failed try ends the wait"
-        wakeup.close()
-
-
-def test_it_has_one_connection_of_its_own_and_leaves_none(shared_server: RedisProcess, client: redis.Redis) -> None:
-    with shared_server.client(max_connections=1) as limited:
-        engine = Engine(limited)
-        wakeup = engine.wakeup(["default"])
-        wakeup.start()
-        wakeup.start()
-        assert wakeup.wait(LONG)
-        engine.ping()
-        assert len(subscribers(client)) == 1
-        engine.close()
-
-    def cycle() -> None:
-        for _ in range(5):
-            wakeup = Wakeup(client, ["w"])
-            wakeup.start()
-            wakeup.close()
-
-    threads = [threading.Thread(target=cycle) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    Wakeup(client, ["w"]).close()  # never started
-    assert not its_threads()
-    wait_until(lambda: subscribers(client) == [])
-
-
-@pytest.mark.parametrize("options", [{"decode_responses": True, "protocol": 3}, {"protocol": 2, "socket_timeout": 0.5}])
-def test_any_client_is_woken(shared_server: RedisProcess, client: redis.Redis, options: dict[str, Any]) -> None:
-    with shared_server.client(**options) as own:
-        engine = Engine(own)
-        wakeup = engine.wakeup(["default", "ü", "default"])
-        wakeup.start()
-        assert wakeup.wait(LONG)
-        assert not wakeup.wait(0.4 + options.get("socket_timeout", 0.0)), "silence is not a failure"
-        for name in ["ü", "default"]:
-            engine.apply([Change(name, LINE, 1, FAR_MS)])
-            assert wakeup.wait(LONG)
-        engine.close()

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from tests.engine.redis_process import RedisProcess, cluster_port
+from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
+from tools.servers import free_port
 
 SERVICE = "shop"
 SLOTS = 16384
@@ -96,15 +97,15 @@ class SentinelProcess(RedisProcess):
 
 
 @contextlib.contextmanager
-def watched(binary: str | None = None, replicas: int = 2, sentinels: int = 3) -> Iterator[Watched]:
+def watched(replicas: int = 2, sentinels: int = 3) -> Iterator[Watched]:
     """Yield a master with its replicas in sync, and sentinels that know all of them and each other."""
     with contextlib.ExitStack() as stack:
         quick = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
-        master = stack.enter_context(RedisProcess(binary, extra=quick))
+        master = stack.enter_context(RedisProcess(extra=quick))
         servers = [master]
         for _ in range(replicas):
             follows = [*quick, "--replicaof", "127.0.0.1", str(master.port)]
-            servers.append(stack.enter_context(RedisProcess(binary, extra=follows)))
+            servers.append(stack.enter_context(RedisProcess(extra=follows)))
         wait_until(lambda: all(_is_in_step(server) for server in servers[1:]))
         watchers = [stack.enter_context(SentinelProcess(master, sentinels // 2 + 1)) for _ in range(sentinels)]
         for watcher in watchers:  # from 7.0 on: they check more often
@@ -195,19 +196,14 @@ class Migration:
 
 
 @contextlib.contextmanager
-def clustered(
-    binary: str | None = None,
-    masters: int = 3,
-    replicas: bool = True,
-    make: Callable[[str | None, int, Sequence[str]], RedisProcess] = RedisProcess,
-) -> Iterator[Clustered]:
+def clustered(masters: int = 3, replicas: bool = True) -> Iterator[Clustered]:
     """Yield a cluster with evenly distributed slots, and a replica in sync for each master."""
     options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
     options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
     with contextlib.ExitStack() as stack:
 
         def node() -> RedisProcess:
-            return stack.enter_context(make(binary, cluster_port(), options))
+            return stack.enter_context(RedisProcess(port=free_port(10_000), extra=options))  # its second port is above
 
         found = Clustered([node() for _ in range(masters)], [node() for _ in range(masters if replicas else 0)])
         for i, server in enumerate(found.nodes):

@@ -5,17 +5,12 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 
 from tests import settings as test_settings
-
-if TYPE_CHECKING:
-    import redis
-    from pytest_django import Settings
 
 pytestmark = pytest.mark.dialect
 
@@ -48,12 +43,3 @@ def test_a_child_process_sees_the_rows_and_the_prefix_of_its_test(start_command:
     output, _ = child.communicate()
     assert child.returncode == 0
     assert output.decode().split() == ["witness", prefix]
-
-
-@pytest.mark.parametrize("time", [1, 2])
-def test_each_test_finds_its_part_of_redis_empty(
-    redis_client: redis.Redis, prefix: str, settings: Settings, time: int
-) -> None:
-    assert settings.DELAYQ["PREFIX"] == prefix
-    assert redis_client.get(f"{prefix}:key") is None
-    redis_client.set(f"{prefix}:key", time)

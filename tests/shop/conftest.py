@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from tests.shop.visitor import wait_until_served
+from tests.support.waiting import wait_until
 from tools import processes
 from tools.servers import free_port
 
@@ -71,7 +73,7 @@ class Shop:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.start("runserver", "--noreload", f"127.0.0.1:{port}")
-        wait_until_served(self.url)
+        wait_until(lambda: _answers(self.url), "the server answers")
 
     def ask(self, expression: str, setup: str = "") -> Any:
         """Return the value (as JSON) of a Python expression in the shop, after the statements of `setup`."""
@@ -97,6 +99,14 @@ class Shop:
     @staticmethod
     def _command(*arguments: str) -> list[str]:
         return [sys.executable, str(ROOT / "example_project" / "manage.py"), *arguments]
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=30).close()
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")

@@ -55,13 +55,12 @@ class Files:
             self.reviews.append(dict(zip(REVIEW_COLUMNS, map(_text, review), strict=True)))
         return order_id
 
-    def write(self, directory: Path, without: tuple[str, ...] = ()) -> tuple[Path, Path]:
-        """Write both files, the columns of `without` left out; returns their paths."""
+    def write(self, directory: Path) -> tuple[Path, Path]:
+        """Write both files; return their paths."""
         orders, reviews = directory / "orders.csv", directory / "reviews.csv"
         for path, columns, rows in ((orders, ORDER_COLUMNS, self.orders), (reviews, REVIEW_COLUMNS, self.reviews)):
-            kept = [column for column in columns if column not in without]
             with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, kept, extrasaction="ignore")
+                writer = csv.DictWriter(file, columns, extrasaction="ignore")
                 writer.writeheader()
                 writer.writerows(rows)
         return orders, reviews

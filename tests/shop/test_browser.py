@@ -86,17 +86,3 @@ def test_a_visitor_plays_and_sees_what_the_operator_sees(visitor: Admin, shop: S
     _wait_for(browser, "Sorry, this came too late: the deadline was")
     _wait_for_operator(browser, "has failing timeouts", gone=True)
     assert _faults(visitor) == []
-
-
-def test_a_countdown_whose_clock_is_stopped_shows_what_is_left_and_does_not_count(visitor: Admin, shop: Shop) -> None:
-    shop.wait_at_most(cancel_unpaid=15)
-    shop.start_server()
-    visitor.open("/")
-    visitor.press("Pay late")
-    shop.ask(
-        "hold_timeout(Order.objects.latest('pk'), 'cancel_unpaid').state", "from django_delayq import hold_timeout"
-    )
-    shown = _wait_for(visitor.browser, r"stopped, \d+ seconds? left")  # it has asked when its own time was over
-    visitor.open("/")
-    _wait_for(visitor.browser, shown)
-    assert visitor.browser.find_elements(By.XPATH, "//button[normalize-space()='Pay now']")

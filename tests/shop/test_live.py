@@ -14,16 +14,6 @@ from tests.shop.synthetic import random_orders
 from tests.support.waiting import wait_until
 from tools import processes
 
-DRAWING = """
-import io
-from types import SimpleNamespace
-from rich.console import Console
-from django_delayq import get_policies
-from shop.replay.display import _rich_table
-rows = [(policy.name, *["12345"] * 4, "1234.5 ms", "12345.6 ms") for policy in get_policies()]
-console = Console(width=80, file=io.StringIO())
-console.print(_rich_table(SimpleNamespace(headline=lambda: "40 orders", rows=lambda: rows)))
-"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -46,20 +36,6 @@ def test_the_demo_ends_settled_and_consistent(shop: Shop) -> None:
     assert summary["consistent"] is True
     assert summary["timeouts"]["notify_trial_expiry"] == {"fired": 12}
     assert summary["late_ms"]["count"] >= 12
-
-
-@on_sqlite
-def test_the_table_of_the_demo_has_whole_names_in_eighty_columns(shop: Shop) -> None:
-    drawn = shop.ask("console.file.getvalue()", DRAWING)
-    assert max(map(len, drawn.splitlines())) <= 80
-    for name in ("remind_late_delivery", "notify_trial_expiry", "late, median", "1234.5 ms", "12345.6 ms"):
-        assert name in drawn
-
-
-@on_sqlite
-def test_the_demo_without_a_worker_fails_and_says_what_is_missing(shop: Shop) -> None:
-    error = shop.manage("play_demo", "--orders", "2", "--seconds", "0.05", "--patience", "0.5", fails=True)
-    assert "Is a worker running?" in error
 
 
 @on_sqlite

@@ -1,96 +1,42 @@
-"""The pages of the shop, as a customer, a merchant and a courier use them. Nothing is due during a test."""
+"""Who may see and do what on the pages of the shop. What its steps do: `example_project/shop/tests.py`."""
 
 from __future__ import annotations
-
-import json
-import re
 
 import pytest
 
 from tests.shop.conftest import Shop, on_sqlite
-from tests.shop.visitor import Page, Visitor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
+PAGES = """
+import re
+from django.test import Client
+
+def client():
+    return Client(enforce_csrf_checks=True, HTTP_HOST="localhost")
+
+visitor, stranger = client(), client()
+token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', visitor.get("/").content.decode())[1]
+placed = visitor.post("/plays/pay-late/", {"csrfmiddlewaretoken": token}, follow=True).content.decode()
+order = re.search(r'<a href="(/orders/[^/]+/)">', placed)[1]
+time = f"{order}time-to-pay/"
+actions = [f"{order}pay/", "/plays/break-sms/", "/sms/repair/"]
+answers = {
+    "to the visitor": visitor.get(time).json(),
+    "to a stranger": [stranger.get(path).status_code for path in (time, "/api/delayq/timeouts/")],
+    "is listed": order in stranger.get("/").content.decode(),
+    "not posted": [visitor.get(path).status_code for path in actions],
+    "without a token": [visitor.post(path).status_code for path in actions],
+}
+"""
 
 
-@pytest.fixture
-def visitor(calm_shop: Shop) -> Visitor:
-    """Someone new."""
-    return Visitor(calm_shop.url)
-
-
-@pytest.mark.parametrize(
-    ("steps", "note", "badge"),
-    [
-        ("pay accept hand-over deliver", "Delivered.", "delivered"),
-        ("deliver", "cannot be delivered: it is unpaid", "unpaid"),
-        ("pay pay", "cannot be paid: it is paid", "paid"),
-        ("pay accept hand-over hand-over", "already has this parcel", "accepted"),
-        ("pay cancel accept", "it was cancelled: by the customer", "cancelled"),
-    ],
-)
-def test_a_step_is_taken_in_its_turn_or_refused_in_words(visitor: Visitor, steps: str, note: str, badge: str) -> None:
-    order = visitor.place_order()
-    pages = [visitor.post(f"{order}{step}/") for step in steps.split()]
-    assert note in pages[-1].notes[0]
-    assert pages[-1].status_badge == badge
-
-
-def test_a_delivered_order_is_reviewed_once(visitor: Visitor) -> None:
-    order = visitor.place_order()
-    for step in ("pay", "accept", "deliver"):
-        visitor.post(f"{order}{step}/")
-    assert visitor.post(f"{order}review/", score="9").notes == ["Please choose one to five stars."]
-    page = visitor.post(f"{order}review/", score="4", text="Strong & good")
-    assert page.notes == ["Thank you for your review."]
-    assert "Strong &amp; good" in page.text
-    assert visitor.post(f"{order}review/", score="5").notes == ["This order already has a review."]
-
-
-def test_who_joins_in_time_gets_no_message(visitor: Visitor, calm_shop: Shop) -> None:
-    customer = _customer_of(visitor.get(visitor.place_order()))
-    visitor.get(customer)
-    assert "Welcome!" in visitor.post(f"{customer}convert/").notes[0]
-    trial = f"TrialMembership.objects.get(customer__reference={customer.split('/')[2]!r})"
-    assert calm_shop.ask(f"[row.state for row in {trial}.timeouts.all()]") == ["cancelled"]
-
-
-def test_who_placed_an_order_may_ask_how_long_is_left_to_pay(visitor: Visitor) -> None:
-    order = visitor.place_order()
-    assert f'data-sync="{order}time-to-pay/"' in visitor.get(order).text
-    shown = json.loads(visitor.get(f"{order}time-to-pay/").text)
-    assert shown["state"] == "pending"
-    assert 0 < shown["seconds_left"] <= 3600
-    visitor.post(f"{order}pay/")
-    assert json.loads(visitor.get(f"{order}time-to-pay/").text)["state"] == "cancelled"
-    stranger = Visitor(visitor.url)
-    assert stranger.get(f"{order}time-to-pay/").status == 404
-    assert stranger.get("/api/delayq/timeouts/").status in (401, 403)
-    assert order not in stranger.get("/").text
-
-
-def test_actions_need_a_post_with_a_token(visitor: Visitor) -> None:
-    order = visitor.place_order()
-    for path in (f"{order}pay/", "/plays/break-sms/", "/sms/repair/"):
-        assert visitor.get(path).status == 405
-        assert Visitor(visitor.url).post(path).status == 403
-    assert visitor.get(order).status_badge == "unpaid"
-
-
-@pytest.mark.parametrize("path", ["/orders/NONE-SUCH/", "/customers/NONE-SUCH/", "/orders/NONE-SUCH/time-to-pay/"])
-def test_what_is_not_there_is_not_found(visitor: Visitor, path: str) -> None:
-    assert visitor.get(path).status == 404
-
-
-def test_the_admin_shows_the_shop(visitor: Visitor, calm_shop: Shop) -> None:
-    calm_shop.environment["DJANGO_SUPERUSER_PASSWORD"] = "a demo's password"
-    calm_shop.manage("createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.com")
-    visitor.place_order()
-    assert "Log in to the admin" in visitor.get("/").text
-    visitor.get("/admin/login/")
-    visitor.post("/admin/login/?next=/admin/", username="boss", password="a demo's password")
-    for model in ("order", "customer", "trialmembership", "delivery", "review", "textmessage"):
-        assert visitor.get(f"/admin/shop/{model}/").status == 200
+def test_only_who_placed_an_order_sees_it_and_actions_need_a_post_with_a_token(shop: Shop) -> None:
+    shop.wait_at_most()
+    answers = shop.ask("answers", PAGES)
+    left = answers.pop("to the visitor")
+    assert left["state"] == "pending" and 0 < left["seconds_left"] <= 3600
+    assert answers.pop("to a stranger") in ([404, 401], [404, 403])
+    assert answers == {"is listed": False, "not posted": [405] * 3, "without a token": [403] * 3}
 
 
 def test_the_shop_passes_its_own_tests_and_its_bulk_writes_arm(shop: Shop) -> None:
@@ -124,10 +70,3 @@ def test_only_the_demo_with_debug_on_this_machine_logs_its_visitor_in(shop: Shop
         (True, "127.0.0.1", "/admin/"),
     ]
     assert shop.ask(f"[is_logged_in(*each) for each in {tried}]", LOGIN) == [True, False, False, False]
-
-
-def _customer_of(page: Page) -> str:
-    """Return the path of the customer whose order the page shows."""
-    found = re.search(r"/customers/[^/]+/", page.text)
-    assert found, page.text[:2000]
-    return found[0]

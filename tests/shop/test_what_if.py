@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import settings as test_settings
 from tests.shop.conftest import Shop
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import random_orders
@@ -27,7 +25,7 @@ from shop.replay.records import read_records
 from shop.replay.virtual import VirtualPlay
 
 def replay(**delays):
-    records = read_records(ORDERS, REVIEWS, limit=LIMIT).records
+    records = read_records(ORDERS, REVIEWS).records
     forget((one.order_id for one in records), (one.customer_id for one in records))
     play = VirtualPlay(records, {**REPLAY_DELAYS, **delays})
     play.run(lambda: None, until_settled=True)
@@ -48,11 +46,12 @@ again = [replay(**{name: timedelta(minutes=minutes)})[name].get("fired", 0) for 
 """
 
 
-def assert_relived(shop: Shop, orders: Path, reviews: Path, limit: int | None = None) -> None:
+def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
+    orders, reviews = random_orders(60).write(tmp_path)
     given = f"from pathlib import Path\nORDERS, REVIEWS = map(Path, {[str(orders), str(reviews)]})\n"
-    given += f"LIMIT, MINUTES = {limit}, {MINUTES}\n"
+    given += f"MINUTES = {MINUTES}\n"
     first, answers, again = shop.ask("[first, answers, again]", given + REPLAYS)
-    assert first == expected_counts(orders, reviews, limit, until_settled=True)
+    assert first == expected_counts(orders, reviews, until_settled=True)
     asked: list[tuple[str, int, dict[str, Any]]] = answers
     for (name, minutes, answer), fired in zip(asked, again, strict=True):
         states = first[name]
@@ -65,16 +64,3 @@ def assert_relived(shop: Shop, orders: Path, reviews: Path, limit: int | None = 
             assert answer["ended_first"] == 0
             assert answer["would_fire"] <= fired <= answer["would_fire_at_most"] == answer["fired"]
     assert len(answers) == 8
-
-
-def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
-    assert_relived(shop, *random_orders(60).write(tmp_path))
-
-
-@pytest.mark.real_orders
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(not os.environ.get("ORDERS"), reason="ORDERS and REVIEWS name no files")
-def test_recorded_orders(shop: Shop) -> None:
-    """Nine replays, so not of all orders: on SQLite of the first 1,000, on the servers of 100."""
-    limit = 1_000 if test_settings.DB == "sqlite" else 100
-    assert_relived(shop, Path(os.environ["ORDERS"]), Path(os.environ["REVIEWS"]), limit)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,43 @@ def start_worker(start_command: Callable[..., subprocess.Popen[bytes]]) -> Start
         environment = {f"DELAYQ_TEST_{name}": value for name, value in variables.items()}
         environment["DELAYQ_TEST_SECONDS"] = json.dumps(dict(seconds))
         return start_command("delayq_worker", "--processes", "1", *arguments, env=environment, stderr=stderr)
+
+    return start
+
+
+@dataclass(frozen=True)
+class LoggedWorker:
+    """A worker process and its log."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def has_logged(self, words: str) -> bool:
+        return words in self.text
+
+    def stop(self) -> str:
+        """Stop the worker, which must end well; return its log."""
+        self.process.terminate()
+        assert self.process.wait(60) == 0, self.text
+        return self.text
+
+
+StartLogged = Callable[..., LoggedWorker]
+
+
+@pytest.fixture
+def start_logged(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> StartLogged:
+    """Start `delayq_worker` with one process, which writes to a log of its own; keywords are its environment."""
+
+    def start(*arguments: str, **environment: str) -> LoggedWorker:
+        log = tmp_path / f"worker-{len(list(tmp_path.glob('worker-*')))}.log"
+        with log.open("wb") as output:
+            command = ("delayq_worker", "--processes", "1", *arguments)
+            return LoggedWorker(start_command(*command, env=environment, stdout=output, stderr=output), log)
 
     return start
 
@@ -78,3 +117,10 @@ def due_now(policy: str, count: int = 1) -> list[Timeout]:
     subjects = [subject_at(declared, Order.objects.create(status="new").pk, "", "default") for _ in range(count)]
     Timeout.objects.bulk_create([writing.new_row(subject, clock.now(), None) for subject in subjects])
     return list(Timeout.objects.filter(slot__in=[subject.slot for subject in subjects], slot_taken=1).order_by("pk"))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether the kernel has suspended the process."""
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False

@@ -33,9 +33,9 @@ def _is_true(holds: Callable[[], object]) -> bool:
 
 def _ledger() -> str:
     """Describe the ledger, if the test may use a database and it answers."""
-    from django_delayq.models import Timeout
-
     try:
+        from django_delayq.models import Timeout
+
         return f"the ledger: {dict(Counter(Timeout.objects.values_list('state', flat=True)))}"
     except Exception as error:  # what the test waited for is the failure to report
         return f"the ledger cannot be read: {type(error).__name__}"

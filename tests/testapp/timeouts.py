@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 from django.db.models import Q
 
-from django_delayq import Limits, Rate, Retry, Skip, timeout_policy
+from django_delayq import Retry, timeout_policy
 from tests.testapp.market import Purchase
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from django_delayq.models import Timeout
-    from django_delayq.policy.outcomes import Outcome
 
 
 @timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
@@ -117,56 +115,10 @@ async def adawdle(order: Order, timeout: Timeout) -> None:
     await asyncio.sleep(float(os.environ["DELAYQ_TEST_DAWDLE"]))
 
 
-SILENT = os.environ.get("DELAYQ_TEST_SILENT", "")
-"""The address of a server that never answers."""
-HANGING: dict[str, Any] = {
-    "limits": Limits(run=timedelta(seconds=float(os.environ.get("DELAYQ_TEST_LIMIT", "2")))),
-    "retry": Retry([0]),
-}
-
-
-@only_in_some("hang", **HANGING)
-@only_in_some("hang_outside", atomic=False, **HANGING)
-@only_in_some("hang_many", batch=5, **HANGING)
-def hang(target: Any, timeouts: Any) -> None:
-    """Wait for an answer that never comes."""
-    host, port = SILENT.split(":")
-    with socket.create_connection((host, int(port))) as client:
-        client.recv(1)
-
-
-@only_in_some("ahang", **HANGING)
-async def ahang(order: Order, timeout: Timeout) -> None:
-    reader, _ = await asyncio.open_connection(*SILENT.split(":"))
-    await reader.read(1)
-
-
-@only_in_some("novel")
 @only_in_some("former")
 @only_in_some("current", aliases=("former",) if "alias" in SOME else ())
 def do_nothing(order: Order, timeout: Timeout) -> None:
     """Do nothing; only some releases declare this policy."""
-
-
-STATUSES = os.environ.get("DELAYQ_TEST_STATUSES", "").split(",")
-
-
-@only_in_some("reviewed", after=timedelta(minutes=30), since="created_at", when=Q(status__in=STATUSES))
-def reviewed(order: Order, timeout: Timeout) -> None:
-    """Store which release has run; their conditions differ."""
-    order.status = "cancelled"
-    order.save()
-    Effect.objects.create(what=f"reviewed {','.join(STATUSES)}", object_id=order.pk, timeout_id=timeout.pk)
-
-
-PACED_SECONDS = int(os.environ.get("DELAYQ_TEST_PACED_SECONDS", "5"))
-PACED = Rate(20 * PACED_SECONDS, per=timedelta(seconds=PACED_SECONDS))
-
-
-@only_in_some("paced", limits=Limits(rate=PACED))
-def paced(order: Order, timeout: Timeout) -> None:
-    """Store when it began."""
-    Effect.objects.create(what="paced", object_id=order.pk, timeout_id=timeout.pk)
 
 
 @only_in_some("harmless", retry=Retry.never())
@@ -185,21 +137,6 @@ def end_process(order: Order, timeout: Timeout) -> None:
     os._exit(7)
 
 
-if "ask_first" in SOME:
-
-    @timeout_policy(Order, retry=Retry([3600]))
-    def ask_first(order: Order, timeout: Timeout) -> None:
-        """Only called for orders of which the provider has answered that they are open."""
-        Effect.objects.create(what="ask_first", object_id=order.pk, timeout_id=timeout.pk)
-
-    @ask_first.confirm(timeout=timedelta(seconds=1))
-    def ask(order: Order, timeout: Timeout) -> Outcome | None:
-        """Answer what the order is called: it is open, it was paid, or there is no answer."""
-        if order.note == "silent":
-            time.sleep(60)
-        return Skip("found paid") if order.note == "paid" else None
-
-
 if "lose_unpaid" in SOME:
 
     @timeout_policy(Purchase, **LOSE_UNPAID)
@@ -209,25 +146,6 @@ if "lose_unpaid" in SOME:
             payment.status = "void"
             payment.save()
         lose(purchase, timeout)
-
-
-if "by_terms" in SOME:
-
-    @timeout_policy(Purchase, after="channel__pay_within", since="created_at", when=Q(status="unpaid"))
-    def by_terms(purchase: Purchase, timeout: Timeout) -> None:
-        lose(purchase, timeout)
-
-
-def digest(purchases: QuerySet[Purchase], timeouts: list[Timeout]) -> None:
-    """Note each call for the channels of its purchases."""
-    time.sleep(float(os.environ.get("DELAYQ_TEST_LINGER", "0.02")))
-    channels = sorted({str(purchase.channel_id) for purchase in purchases})
-    Effect.objects.create(what="digest", object_id=",".join(channels), timeout_id=len(timeouts))
-
-
-if "digest" in SOME:
-    timeout_policy(Purchase, name="digest", batch=500, batch_by="channel")(digest)
-    timeout_policy(Purchase, name="beside")(lambda purchase, timeout: purchase.save())
 
 
 def collect(order: Order, timeout: Timeout) -> None:

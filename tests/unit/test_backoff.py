@@ -33,32 +33,6 @@ def test_the_delay_doubles_up_to_its_limit_and_is_over_after_a_success() -> None
     assert backoff.seconds_left == 1
 
 
-def test_jitter_shortens_a_delay_by_its_part_at_most() -> None:
-    clock = Clock()
-    left = []
-    for _ in range(200):
-        backoff = Backoff(8, 8, jitter=0.25, monotonic=clock)
-        backoff.failed()
-        left.append(backoff.seconds_left)
-    assert 6 <= min(left) < 6.5
-    assert 7.5 < max(left) <= 8
-
-
-def test_a_failure_soon_after_a_recovery_continues_the_outage() -> None:
-    clock = Clock()
-    backoff = Backoff(1, 60, jitter=0, steady_seconds=5, monotonic=clock)
-    backoff.failed()
-    backoff.succeeded()
-    clock.now += 4
-    backoff.failed()
-    assert backoff.delay == 2
-    backoff.succeeded()
-    clock.now += 5
-    backoff.succeeded()
-    backoff.failed()
-    assert backoff.delay == 1, "a success without a failure before it is not a recovery"
-
-
 def test_a_failure_is_logged_once_of_each_kind_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "django_delayq")
     log = StateLog(LOGGER, "away", "back", job="sweep")

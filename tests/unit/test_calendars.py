@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import holidays
 import pytest
 from dateutil import tz
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of, is_calendar
+from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of
 from tests.support.examples import examples
-from tests.unit.minutes import DAY, MIDDLES, MINUTE, Case, Count, around, cases
+from tests.unit.minutes import DAY, Case, Count, around, cases
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600
 GERMANY = holidays.country_holidays("DE")
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays=GERMANY)
-NIGHT = WorkingHours("Europe/Berlin", {"mon-fri": "22:00-06:00"})
 SPECIAL = {
     date(2026, 12, 24): "09:00-13:00",
     date(2026, 12, 26): ("10:00-12:00", "13:00-14:00"),
     date(2026, 12, 28): None,
 }
-many = examples(125)
 
 
 def berlin(*parts: int, fold: int = 0) -> datetime:
@@ -49,72 +45,17 @@ def minutes_of(moment: datetime) -> str:
 @pytest.mark.parametrize(
     ("start", "hours", "end"),
     [
-        (berlin(2026, 11, 5, 9), 3, "Thu 05 Nov 12:00"),
         (berlin(2026, 11, 5, 9), 3.5, "Thu 05 Nov 12:30"),  # when the lunch break begins, not when it ends
-        (berlin(2026, 11, 5, 12), 1, "Thu 05 Nov 13:30"),
         (berlin(2026, 11, 5, 9), 7.5, "Thu 05 Nov 17:00"),  # at the closing, not the next morning
-        (berlin(2026, 11, 5, 16), 2, "Fri 06 Nov 10:00"),
         (berlin(2026, 11, 6, 16), 2, "Mon 09 Nov 10:00"),  # over a weekend
         (berlin(2026, 11, 7, 11), 1, "Mon 09 Nov 10:00"),  # begins when it is closed
         (berlin(2026, 12, 24, 16), 2, "Mon 28 Dec 10:00"),  # over Christmas
-        (berlin(2026, 11, 5, 10), 0, "Thu 05 Nov 10:00"),
-        (berlin(2026, 11, 5, 12, 45), 0, "Thu 05 Nov 13:00"),
         (berlin(2026, 11, 5, 17), 0, "Fri 06 Nov 09:00"),  # a closing is not open
-        (berlin(2026, 11, 5, 13, 30), -1, "Thu 05 Nov 12:00"),
-        (berlin(2026, 11, 5, 12), -3, "Thu 05 Nov 09:00"),
-        (berlin(2026, 11, 9, 10), -2, "Fri 06 Nov 16:00"),
         (berlin(2026, 11, 7, 11), -1, "Fri 06 Nov 16:00"),  # closed: from the closing before
     ],
 )
 def test_open_time_is_added_over_breaks_nights_weekends_and_holidays(start: datetime, hours: float, end: str) -> None:
     assert minutes_of(OFFICE.add(start, hours * HOUR)) == end
-
-
-def test_open_time_between_two_datetimes() -> None:
-    thursday, monday = berlin(2026, 11, 5, 16), berlin(2026, 11, 9, 9, 30)
-    assert OFFICE.between(thursday, monday) == (1 + 7.5 + 0.5) * HOUR
-    assert OFFICE.between(monday, thursday) == -9 * HOUR
-    assert OFFICE.between(berlin(2026, 12, 24, 18), berlin(2026, 12, 28, 9)) == 0
-
-
-def test_a_night_shift_belongs_to_the_day_on_which_it_begins() -> None:
-    assert minutes_of(NIGHT.add(berlin(2026, 11, 6, 23), 3 * HOUR)) == "Sat 07 Nov 02:00"
-    assert minutes_of(NIGHT.next_open(berlin(2026, 11, 9, 3))) == "Mon 09 Nov 22:00"  # none has begun on Sunday
-    closed = WorkingHours("Europe/Berlin", {"mon-fri": "22:00-06:00"}, holidays={date(2026, 11, 5)})
-    assert minutes_of(closed.next_open(berlin(2026, 11, 5, 3))) == "Thu 05 Nov 03:00"  # of Wednesday
-    assert minutes_of(closed.next_open(berlin(2026, 11, 5, 23))) == "Fri 06 Nov 22:00"
-
-
-def test_real_time_counts_when_the_clocks_change() -> None:
-    assert NIGHT.between(berlin(2026, 10, 24, 0), berlin(2026, 10, 24, 12)) == 6 * HOUR
-    sunday = WorkingHours("Europe/Berlin", {"sat": "22:00-06:00"})
-    assert sunday.between(berlin(2026, 10, 24, 12), berlin(2026, 10, 25, 12)) == 9 * HOUR
-    assert sunday.between(berlin(2026, 3, 28, 12), berlin(2026, 3, 29, 12)) == 7 * HOUR
-
-
-def test_a_window_may_be_open_twice_or_not_at_all() -> None:
-    early = WorkingHours("Europe/Berlin", {"mon-sun": "02:15-02:45"})
-    assert early.between(berlin(2026, 10, 25, 0), berlin(2026, 10, 25, 12)) == HOUR
-    assert early.next_open(berlin(2026, 10, 25, 2, 50)) == berlin(2026, 10, 25, 2, 15, fold=1).astimezone(UTC)
-    assert early.between(berlin(2026, 3, 29, 0), berlin(2026, 3, 29, 12)) == 0
-    late = WorkingHours("Europe/Berlin", {"mon-sun": "01:00-02:30"})
-    assert late.between(berlin(2026, 10, 25, 0), berlin(2026, 10, 25, 12)) == 2 * HOUR  # 01:00-02:30, 02:00-02:30
-
-
-def test_working_days_are_counted() -> None:
-    assert OFFICE.nth_day(date(2026, 12, 23), 1) == date(2026, 12, 24)
-    assert OFFICE.nth_day(date(2026, 12, 23), 2) == date(2026, 12, 28)
-    assert OFFICE.nth_day(date(2026, 12, 28), -2) == date(2026, 12, 23)
-    assert OFFICE.nth_day(date(2026, 12, 23), 0) == date(2026, 12, 23)
-    assert OFFICE.nth_day(date(2026, 12, 25), 0) == date(2026, 12, 28)
-
-
-def test_a_whole_day_and_several_ways_to_name_days() -> None:
-    always = WorkingHours("UTC", {"mon-sun": "00:00-24:00"})
-    start = datetime(2026, 2, 27, 18, 0, 0, 5, tzinfo=UTC)
-    assert always.add(start, 1e6 + 0.25) == start + timedelta(seconds=1e6 + 0.25)
-    assert always == WorkingHours(ZoneInfo("UTC"), {"Fri - Mon": ["00:00-24:00"], "tue,wed, thu": ("00:00-24:00",)})
-    assert WorkingHours("UTC", {"mon": "22:00-00:00"}) == WorkingHours("UTC", {"mon": "22:00-24:00"})
 
 
 def test_the_text_groups_days_with_the_same_hours() -> None:
@@ -126,25 +67,12 @@ def test_the_text_groups_days_with_the_same_hours() -> None:
 
 def test_calendars_are_compared_by_zone_and_hours_and_the_identity_of_holidays_and_special_days() -> None:
     hours, free = {"mon": "09:00-17:00"}, {date(2026, 1, 1)}
-    assert WorkingHours("Europe/Berlin", hours) == WorkingHours(BERLIN, {"mon": ["09:00-17:00"]})
-    assert len({WorkingHours("Europe/Berlin", hours), WorkingHours(BERLIN, hours)}) == 1
+    assert len({WorkingHours("Europe/Berlin", hours), WorkingHours(BERLIN, {"mon": ["09:00-17:00"]})}) == 1
     assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Paris", hours)
-    assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Berlin", {"tue": "09:00-17:00"})
     assert WorkingHours("UTC", hours, free) == WorkingHours("UTC", hours, free) != WorkingHours("UTC", hours, {*free})
     short = WorkingHours("UTC", hours, special=SPECIAL)
     assert WorkingHours("UTC", hours) != short == WorkingHours("UTC", hours, special=SPECIAL)
     assert short != WorkingHours("UTC", hours, special={**SPECIAL})
-    assert WorkingHours("UTC", hours) != "UTC"  # type: ignore[comparison-overlap]
-
-
-def test_a_calendar_is_frozen_and_can_be_copied() -> None:
-    with pytest.raises(AttributeError):
-        OFFICE.zone = UTC  # type: ignore[misc]
-    start = berlin(2026, 12, 24, 16)
-    for one in (OFFICE, WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, special=SPECIAL)):
-        for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-            assert other.text == one.text
-            assert other.add(start, 7200) == one.add(start, 7200)
 
 
 def test_holidays_and_special_days_are_asked_each_time() -> None:
@@ -174,8 +102,7 @@ def test_time_that_is_open_by_two_windows_counts_once() -> None:
     calendar = WorkingHours("UTC", {"mon-fri": ("07:00-08:00", "09:00-12:00")}, special=special)
     begin, end = datetime(2026, 11, 5, 20, tzinfo=UTC), datetime(2026, 11, 6, 12, tzinfo=UTC)
     assert calendar.between(begin, end) == 16 * HOUR
-    assert calendar.add(begin, 16 * HOUR) == end
-    assert calendar.add(end, -16 * HOUR) == begin
+    assert (calendar.add(begin, 16 * HOUR), calendar.add(end, -16 * HOUR)) == (end, begin)
 
 
 def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
@@ -187,36 +114,10 @@ def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
             calendar.next_open(datetime(2026, 11, 5, tzinfo=UTC))
 
 
-def test_a_calendar_of_another_package_needs_four_methods() -> None:
-    class Other:
-        def add(self, start: datetime, seconds: float) -> datetime:
-            return start
-
-        between = next_open = nth_day = add
-
-    assert is_calendar(OFFICE)
-    assert is_calendar(Other())
-    assert not is_calendar(Other)
-    assert not is_calendar({1, 2})
-
-
 # The same answers as a count minute by minute
 
 
-def after_midnight(zone: str, hours: Any, middle: datetime, minutes: int) -> Case:
-    """Clocks that go back over midnight: what is open on a day is before, and after, what is open on the next."""
-    return Case(zone, middle, (hours,) * 7, frozenset(), {}, False, middle + minutes * MINUTE)
-
-
-HAVANA = ("America/Havana", ((30, 360), (1320, 30)), datetime(2026, 11, 1, 5, tzinfo=UTC))
-ST_JOHNS = ("America/St_Johns", ((0, 1), (1400, 1430)), datetime(2010, 11, 7, 2, 31, tzinfo=UTC))
-
-
-@examples(200)
-@example(case=after_midnight(*HAVANA, -90), seconds=7200, unit=1)
-@example(case=after_midnight(*HAVANA, 90), seconds=-7200, unit=1)
-@example(case=after_midnight(*ST_JOHNS, -90), seconds=3600, unit=1)
-@example(case=after_midnight(*ST_JOHNS, 50), seconds=-3300, unit=1)
+@examples(120)
 @given(case=cases(), seconds=st.integers(-250_000, 250_000), unit=st.sampled_from((1, 300)))
 def test_a_calendar_answers_as_a_count_minute_by_minute(case: Case, seconds: int, unit: int) -> None:
     """What the count does not reach, in a calendar with few hours, is not compared."""
@@ -231,17 +132,6 @@ def test_a_calendar_answers_as_a_count_minute_by_minute(case: Case, seconds: int
     assert calendar.between(case.start, end) == count.between(case.start, end)
 
 
-@many
-@given(case=cases(), seconds=st.integers(-400_000, 400_000))
-def test_adding_is_the_inverse_of_counting(case: Case, seconds: int) -> None:
-    calendar = case.calendar
-    end = calendar.add(case.start, seconds)
-    assert calendar.between(case.start, end) == seconds
-    assert calendar.add(case.start, calendar.between(case.start, end)) == end
-    if seconds > 0 and calendar.next_open(case.start) == case.start:
-        assert calendar.add(end, -seconds) == case.start
-
-
 @examples(50)
 @given(case=cases(), n=st.integers(-4, 4), offset=st.integers(-3, 3))
 def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, offset: int) -> None:
@@ -254,36 +144,11 @@ def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, off
         assert case.calendar.nth_day(day, n) == chosen[index]
 
 
-@examples(75)
-@given(middle=st.sampled_from(MIDDLES), seconds=st.integers(-200_000, 200_000))
-def test_an_instant_is_the_last_one_of_its_wall_time_or_the_first_after_a_gap(
-    middle: tuple[str, datetime], seconds: int
-) -> None:
-    zone = ZoneInfo(middle[0])
-    wall = (middle[1] + timedelta(seconds=seconds)).astimezone(zone).replace(tzinfo=None, fold=0)
-    wall += (seconds % 7) * timedelta(minutes=15)  # so that it may lie in a gap
-    first = wall.replace(second=0, tzinfo=UTC) - 27 * 60 * MINUTE
-    walls = [(first + n * MINUTE).astimezone(zone).replace(tzinfo=None) for n in range(54 * 60)]
-    same = [n for n, other in enumerate(walls) if other == wall.replace(second=0)]
-    if same:
-        expected = first + same[-1] * MINUTE + timedelta(seconds=wall.second)
-    else:
-        expected = first + next(n for n, other in enumerate(walls) if other > wall) * MINUTE
-    assert instant_of(wall, zone) == expected
-
-
 @pytest.mark.parametrize(
     ("wall", "instant"),
     [
-        ("2026-03-29 01:59:59.999999", "2026-03-29 00:59:59.999999"),
-        ("2026-03-29 02:00", "2026-03-29 01:00"),  # the first one after the gap
-        ("2026-03-29 02:30:15.000007", "2026-03-29 01:00"),
-        ("2026-03-29 02:59:59.999999", "2026-03-29 01:00"),
-        ("2026-03-29 03:00", "2026-03-29 01:00"),
-        ("2026-10-25 01:59:59.999999", "2026-10-24 23:59:59.999999"),
+        ("2026-03-29 02:30:15.000007", "2026-03-29 01:00"),  # the first one after the gap
         ("2026-10-25 02:00", "2026-10-25 01:00"),  # the later one
-        ("2026-10-25 02:59:59.999999", "2026-10-25 01:59:59.999999"),
-        ("2026-10-25 03:00", "2026-10-25 02:00"),
     ],
 )
 def test_the_instant_of_a_wall_time_in_berlin(wall: str, instant: str) -> None:
@@ -299,29 +164,12 @@ def test_a_calendar_that_is_closed_for_a_year_is_refused() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: never.add(start, 1),
         lambda: never.add(start, -1),
-        lambda: never.next_open(start),
         lambda: never.nth_day(date(2026, 1, 1), 1),
-        lambda: never.nth_day(date(2026, 1, 1), 0),
-        lambda: never.nth_day(date(2026, 1, 1), -1),
     ]
     for call in calls:
         with pytest.raises(InvalidDelay, match=f"mon-fri 09:00-17:00, UTC is closed for {MAX_CLOSED_DAYS} days"):
             call()
     assert never.between(start, start + 4000 * DAY) == 0
-
-
-def test_a_calendar_may_be_closed_for_almost_a_year_again_and_again() -> None:
-    new_year = WorkingHours("UTC", {"mon-sun": "09:00-17:00"}, holidays=lambda day: (day.month, day.day) != (1, 1))
-    start = datetime(2026, 1, 1, 17, tzinfo=UTC)
-    assert new_year.next_open(start) == datetime(2027, 1, 1, 9, tzinfo=UTC)
-    assert new_year.add(start, 5 * 8 * HOUR) == datetime(2031, 1, 1, 17, tzinfo=UTC)
-    assert new_year.add(start, -16 * HOUR) == datetime(2025, 1, 1, 9, tzinfo=UTC)
-    assert new_year.nth_day(date(2027, 1, 1), 2) == date(2029, 1, 1)
-
-
-def test_beyond_the_years_of_python_is_an_overflow() -> None:
-    with pytest.raises(OverflowError):
-        OFFICE.add(datetime(9999, 12, 30, 12, tzinfo=UTC), 10**6)
 
 
 def test_a_search_ends_after_140_years() -> None:
@@ -330,6 +178,8 @@ def test_a_search_ends_after_140_years() -> None:
         with pytest.raises(OverflowError, match="are more than 140 years"):
             rare.add(datetime(2026, 1, 1, tzinfo=UTC), hours * HOUR)
     assert rare.add(datetime(2026, 1, 1, tzinfo=UTC), 100 * HOUR).year == 2140
+    with pytest.raises(OverflowError):
+        OFFICE.add(datetime(9999, 12, 30, 12, tzinfo=UTC), 10**6)
 
 
 # Errors
@@ -340,21 +190,15 @@ def test_a_search_ends_after_140_years() -> None:
     [
         ({}, "hours is empty"),
         ({"mon": ()}, "no windows for 'mon'"),
-        ({"mon": ""}, "'' is not a window"),
         ({"mon": "9-17"}, "'9-17' is not a window"),
         ({"mon": "09:00-25:00"}, "is not a window"),
-        ({"mon": "24:00-06:00"}, "is not a window"),
         ({"mon": "09:00-09:00"}, "is empty. For a whole day"),
-        ({"": "09:00-17:00"}, "'' in hours is not a day"),
         ({"monday": "09:00-17:00"}, "'monday' in hours is not a day. Did you mean 'mon'?"),
         ({"mon-": "09:00-17:00"}, "'' in hours is not a day. Use mon to sun."),
         ({"mon-wed-fri": "09:00-17:00"}, "is not a range of days"),
         ({"mon-wed": "09:00-17:00", "tue": "09:00-12:00"}, "hours has tue twice"),
-        ({"mon,mon": "09:00-17:00"}, "hours has mon twice"),
         ({"mon": ("09:00-13:00", "12:00-17:00")}, "09:00-13:00 of mon and 12:00-17:00 overlap"),
-        ({"mon": "22:00-06:00", "tue": "05:00-12:00"}, "22:00-06:00 of mon and 05:00-12:00 overlap"),
         ({"sun": "22:00-06:00", "mon": "05:00-12:00"}, "22:00-06:00 of sun and 05:00-12:00 overlap"),
-        ({"mon": ("22:00-06:00", "05:00-07:00", "23:00-24:00")}, "overlap"),
     ],
 )
 def test_hours_that_make_no_sense_are_refused(hours: dict[str, Any], message: str) -> None:
@@ -372,13 +216,9 @@ def test_hours_that_make_no_sense_are_refused(hours: dict[str, Any], message: st
         ((2, {"mon": "09:00-17:00"}), "A zone is an IANA name"),
         ((tz.gettz("Europe/Berlin"), {"mon": "09:00-17:00"}), "or a zoneinfo.ZoneInfo"),
         (("UTC", {"mon": "09:00-17:00"}, "2026-01-01"), "holidays must be a container of dates"),
-        (("UTC", {"mon": "09:00-17:00"}, None), "holidays must be a container of dates"),
-        (("UTC", {"mon": "09:00-17:00"}, ["2026-01-01"]), "holidays must contain dates, not '2026-01-01'"),
         (("UTC", {"mon": "09:00-17:00"}, {datetime(2026, 1, 1, tzinfo=UTC)}), "holidays must contain dates"),
         (("UTC", {"mon": "09:00-17:00"}, (), "2026-01-01"), "special must be a mapping of dates"),
         (("UTC", {"mon": "09:00-17:00"}, (), {"2026-01-01": None}), "special must contain dates, not '2026"),
-        (("UTC", {"mon": "09:00-17:00"}, (), [date(2026, 1, 1)]), "special must be a mapping of dates"),
-        (("UTC", {"mon": "09:00-17:00"}, (), {date(2026, 1, 1): 9}), "2026-01-01 must have windows"),
     ],
 )
 def test_arguments_of_another_type_are_refused(arguments: tuple[Any, ...], message: str) -> None:
@@ -386,7 +226,7 @@ def test_arguments_of_another_type_are_refused(arguments: tuple[Any, ...], messa
         WorkingHours(*arguments)
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berln", "Europe", "", "../etc/passwd", "\0"])
+@pytest.mark.parametrize("zone", ["Europe/Berln", "Europe", "../etc/passwd", "\0"])
 def test_an_unknown_zone_is_refused(zone: str) -> None:
     with pytest.raises(ValueError, match="is not a time zone. Use an IANA name"):
         WorkingHours(zone, {"mon": "09:00-17:00"})
@@ -395,9 +235,3 @@ def test_an_unknown_zone_is_refused(zone: str) -> None:
 def test_a_naive_datetime_is_refused() -> None:
     with pytest.raises(ValueError, match="is naive: add a time zone"):
         OFFICE.next_open(datetime(2026, 1, 1))  # noqa: DTZ001 - naive on purpose
-
-
-def test_a_fixed_offset_is_a_zone() -> None:
-    fixed = WorkingHours(timezone(timedelta(hours=2)), {"mon-sun": "09:00-17:00"})
-    assert fixed.next_open(datetime(2026, 1, 1, tzinfo=UTC)) == datetime(2026, 1, 1, 7, tzinfo=UTC)
-    assert fixed.text == "mon-sun 09:00-17:00, UTC+02:00"

@@ -19,77 +19,38 @@ PROMISES = """# Guarantees
 | failure | what happens |
 | --- | --- |
 | a worker dies | It fires once. |
-
-| failure | bound | measured |
-| --- | --- | --- |
-| FLUSHALL | 5 s | 4 s |
 """
-
-
-def results(folder: Path, **cases: str) -> None:
-    body = "".join(
-        f'<testcase classname="tests.e2e.test_a" name="{name}">{inside}</testcase>' for name, inside in cases.items()
-    )
-    (folder / "postgresql-1.xml").write_text(f"<testsuites><testsuite>{body}</testsuite></testsuites>")
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    file = tmp_path / "guarantees-tests.md"
-    file.write_text(PAGE)
-    (tmp_path / "guarantees.md").write_text(PROMISES)
-    return file
-
-
-def main(verb: str, folder: Path, page: Path) -> int:
-    return guarantees.main(verb, folder, page, folder / "guarantees.md")
-
-
-def test_results_are_written_into_their_row(tmp_path: Path, page: Path) -> None:
-    results(tmp_path, **{"test_kill[begun]": "", "test_kill[locked]": "", "test_stop": ""})
-    assert main("fill", tmp_path, page) == 0
-    assert page.read_text().splitlines()[-1].endswith("| passed: PostgreSQL 3 |")
-    assert main("check", tmp_path, page) == 0
 
 
 @pytest.mark.parametrize(
     ("inside", "complaint"),
     [
+        ("", ""),
         ("<failure/>", "test_stop failed on postgresql"),
         ("<error/>", "test_stop failed on postgresql"),
         ("<skipped/>", "test_stop was not run"),
-        (None, "test_stop was not run"),
     ],
 )
-def test_a_test_that_did_not_pass_is_named(
-    tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str], inside: str | None, complaint: str
+def test_results_are_written_into_their_row_and_a_test_that_did_not_pass_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], inside: str, complaint: str
 ) -> None:
-    results(tmp_path, test_kill="", **({} if inside is None else {"test_stop": inside}))
-    assert main("check", tmp_path, page) == 1
+    page, promises = tmp_path / "guarantees-tests.md", tmp_path / "guarantees.md"
+    page.write_text(PAGE)
+    promises.write_text(PROMISES)
+    assert guarantees.main("check", tmp_path, page, promises) == 1, "there are no results"
+    cases = {"test_kill[begun]": "", "test_kill[locked]": "", "test_stop": inside}
+    body = "".join(
+        f'<testcase classname="tests.e2e.test_a" name="{name}">{each}</testcase>' for name, each in cases.items()
+    )
+    (tmp_path / "postgresql-1.xml").write_text(f"<testsuites><testsuite>{body}</testsuite></testsuites>")
+    assert guarantees.main("fill", tmp_path, page, promises) == bool(complaint)
     assert complaint in capsys.readouterr().out
+    assert page.read_text().splitlines()[-1].endswith("| failed |" if complaint else "| passed: PostgreSQL 3 |")
 
 
-def test_no_run_at_all_and_a_row_that_names_no_test_are_errors(tmp_path: Path, page: Path) -> None:
-    assert main("check", tmp_path, page) == 1
-    page.write_text(PAGE.replace("::", " "))
-    results(tmp_path, test_kill="", test_stop="")
-    assert main("check", tmp_path, page) == 1
-
-
-@pytest.mark.parametrize(
-    ("promise", "complaint"),
-    [
-        ("| a worker dies | It fires once. |\n| Redis dies | It fires late. |", "no tests for: Redis dies"),
-        ("| Redis dies | It fires late. |", "not a promise or failure: a worker dies"),
-    ],
-)
-def test_a_failure_without_tests_is_an_error(
-    tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str], promise: str, complaint: str
-) -> None:
-    results(tmp_path, test_kill="", test_stop="")
-    (tmp_path / "guarantees.md").write_text(PROMISES.replace("| a worker dies | It fires once. |", promise))
-    assert main("check", tmp_path, page) == 1
-    assert complaint in capsys.readouterr().out
+def test_a_failure_without_tests_is_reported_and_so_are_tests_of_none() -> None:
+    promises = PROMISES.replace("a worker", "Redis")
+    assert guarantees.missing(PAGE, promises) == ["no tests for: Redis dies", "not a promise or failure: a worker dies"]
 
 
 def test_the_pages_name_the_same_promises_and_failures() -> None:

@@ -90,10 +90,6 @@ def test_an_outcome_decides_about_state_attempts_time_and_history(
     assert (values.get("settled_at") is None) == (values["state"] == State.PENDING)
 
 
-def test_the_table_has_all_outcomes() -> None:
-    assert {outcome for outcome, *_ in cells()} == set(OUTCOMES)
-
-
 @pytest.mark.parametrize("outcome", [each for each in OUTCOMES if each not in ("fired", "died")])
 @pytest.mark.parametrize("step", ["", "first"])
 def test_what_was_undone_in_its_transaction_ends_as_outside_of_one(outcome: str, step: str) -> None:

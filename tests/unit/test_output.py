@@ -8,10 +8,8 @@ from datetime import timedelta
 import pytest
 from django.core.management.base import OutputWrapper
 
-from django_delayq.ledger.search import Count
-from django_delayq.management import output
-from django_delayq.management.output import Painted, Screen, fold, table
-from django_delayq.times.clock import duration_text, plural
+from django_delayq.management.output import Screen, fold, table
+from django_delayq.times.clock import duration_text
 
 HEAD = ("id", "policy", "object", "reason")
 ROW = (17, "shop.order.cancel_unpaid", "0f9d3c1e-8f6b-4b62-9c3f-0a4a7d2f6b11", "the provider did not answer in time")
@@ -38,33 +36,6 @@ def test_a_duration_has_one_format(value: timedelta, exact: str, rounded: str) -
     assert (duration_text(value), duration_text(value, is_exact=False)) == (exact, rounded)
 
 
-@pytest.mark.parametrize(
-    ("number", "words", "text"),
-    [
-        (0, ("timeout",), "0 timeouts"),
-        (1, ("timeout",), "1 timeout"),
-        (2, ("timeout is", "timeouts are"), "2 timeouts are"),
-        (Count(1), ("entry", "entries"), "1 entry"),
-        (Count(1, is_capped=True), ("entry", "entries"), "1+ entries"),
-    ],
-)
-def test_a_count_of_one_is_in_the_singular(number: object, words: tuple[str, ...], text: str) -> None:
-    assert plural(number, *words) == text
-
-
-def test_without_a_terminal_a_table_has_one_line_for_each_row() -> None:
-    assert len(table(HEAD, [ROW, ROW])) == 3
-    assert table(HEAD, []) == ["id  policy  object  reason"]
-
-
-def test_a_cell_of_several_lines_does_not_break_the_rows() -> None:
-    reason = "IntegrityError: duplicate key\nDETAIL:  Key (id)=(\x1b[2J17) already exists.\r\n"
-    for width in (None, 60):
-        lines = table(HEAD, [(*ROW[:3], reason), ROW], width)
-        assert not any(control in line for line in lines for control in "\n\r\x1b"), width
-    assert "duplicate key DETAIL" in table(HEAD, [(*ROW[:3], reason)])[1]
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_a_table_fits_the_terminal_and_loses_nothing(width: int) -> None:
     lines = table(HEAD, [ROW, ROW], width)
@@ -75,24 +46,6 @@ def test_a_table_fits_the_terminal_and_loses_nothing(width: int) -> None:
             assert piece.replace(" ", "") in rest
 
 
-def test_a_long_column_is_narrowed_in_few_passes_over_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = set()
-
-    def noted(text: str, width: int) -> list[str]:
-        widths.add(width)
-        return fold(text, width)
-
-    monkeypatch.setattr(output, "fold", noted)
-    table(("id", "reason"), [(1, "it did not answer " * 14)], 40)
-    assert len(widths) < 6
-
-
-def test_words_are_not_cut_in_a_narrow_terminal() -> None:
-    assert fold("shop.order.cancel_unpaid", 13) == ["shop.order.", "cancel_unpaid"]
-    assert fold("2026-11-22 16:23:22 UTC", 20) == ["2026-11-22 16:23:22", "UTC"]
-    assert "cancel_unpaid" in " ".join(table(HEAD, [ROW], 20)).split()
-
-
 def test_optional_columns_are_omitted_first_and_named() -> None:
     lines = table(("id", "lag", "policy"), [(1, "0.012 s", "shop.order.cancel_unpaid")], 30, optional=["lag"])
     assert lines == [
@@ -100,11 +53,6 @@ def test_optional_columns_are_omitted_first_and_named() -> None:
         "1   shop.order.cancel_unpaid",
         "Too wide for this terminal: lag",
     ]
-
-
-def test_colours_do_not_count_as_width() -> None:
-    red = Painted("dead", lambda text: f"<{text}>")
-    assert table(("state", "id"), [(red, 1), ("pending", 2)]) == ["state    id", "<dead>     1", "pending  2"]
 
 
 def test_a_frame_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +67,3 @@ def test_a_frame_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -
     assert second.startswith("\x1b[2F") and second.endswith("three\x1b[K\n\x1b[J\x1b[?7h")
     screen.draw([str(number) for number in range(9)])
     assert out.getvalue().count("\n") == 3 + 5 and "... and 5 more lines" in out.getvalue()
-
-
-def test_without_a_terminal_frames_follow_each_other() -> None:
-    out = io.StringIO()
-    screen = Screen(OutputWrapper(out))
-    screen.draw(["one"])
-    screen.draw(["two"])
-    assert out.getvalue() == "one\n\ntwo\n\n"

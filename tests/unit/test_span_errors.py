@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -22,11 +22,7 @@ NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)
 THURSDAY = datetime(2026, 11, 5, 14, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    "length",
-    [Working(hours=1, calendar=NEVER), Working(days=1, calendar=NEVER), Working(hours=0, calendar=NEVER)],
-    ids=str,
-)
+@pytest.mark.parametrize("length", [Working(hours=1, calendar=NEVER), Working(days=1, calendar=NEVER)], ids=str)
 def test_a_calendar_that_never_opens_is_refused_at_use(length: Length) -> None:
     with pytest.raises(InvalidDelay, match="mon 09:00-17:00, UTC is closed for 366 days"):
         end_of(length, THURSDAY, None)
@@ -38,11 +34,9 @@ def test_a_calendar_that_never_opens_is_refused_at_use(length: Length) -> None:
         timedelta(days=40_000),
         Wall(years=100),
         Wall(years=-138, months=-1600, weeks=-7000, days=-50_000),
-        Wall(days=50_000),
         Working(days=40_000, calendar=OFFICE),
         Working(hours=300_000, calendar=OFFICE),
         as_length(relativedelta(years=7999), "after"),
-        as_length(relativedelta(years=-1999), "after"),
     ],
     ids=str,
 )
@@ -87,48 +81,24 @@ def test_an_object_with_something_else_than_a_calendar_or_zone_is_refused() -> N
         end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket())
 
 
-# Errors
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({}, "takes hours and minutes, or days"),
-        ({"hours": 1, "days": 1}, "24 open hours are three days"),
-        ({"minutes": 0, "days": 1}, "takes hours and minutes, or days, not both"),
-        ({"at": "09:00"}, "takes hours and minutes, or days"),
-        ({"hours": 1, "at": "09:00"}, "only together with days"),
-        ({"hours": True}, "hours must be a number, not True"),
-        ({"minutes": timedelta(1)}, "minutes must be a number"),
-        ({"days": 1.5}, r"days must be an int, not 1\.5"),
-        ({"days": 1, "at": 9}, 'at must be "HH:MM" or a datetime.time without a zone, not 9'),
-        ({"days": 1, "at": time(9, tzinfo=UTC)}, "or a datetime.time without a zone, not datetime.time"),
-        ({"hours": 1, "calendar": None}, "calendar must be a Calendar, such as WorkingHours"),
-        ({"hours": 1, "calendar": WorkingHours}, "calendar must be a Calendar"),
-        ({"hours": 1, "calendar": 5}, "calendar must be a Calendar"),
+        ({}, TypeError, "takes hours and minutes, or days"),
+        ({"hours": 1, "days": 1}, TypeError, "24 open hours are three days"),
+        ({"hours": 1, "at": "09:00"}, TypeError, "only together with days"),
+        ({"hours": True}, TypeError, "hours must be a number, not True"),
+        ({"days": 1.5}, TypeError, r"days must be an int, not 1\.5"),
+        ({"days": 1, "at": time(9, tzinfo=UTC)}, TypeError, "or a datetime.time without a zone, not datetime.time"),
+        ({"hours": 1, "calendar": WorkingHours}, TypeError, "calendar must be a Calendar"),
+        ({"hours": float("nan")}, ValueError, "hours=nan leads beyond the supported years"),
+        ({"days": 10**400}, ValueError, "leads beyond the supported years"),
+        ({"days": 1, "at": "25:00"}, ValueError, "at='25:00' is not a time of day"),
+        ({"hours": 1, "calendar": "team.calendar"}, ValueError, 'nor a path such as "team__calendar"'),
     ],
 )
-def test_working_refuses_other_types_and_mixtures(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        Working(**{"calendar": OFFICE, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"hours": float("nan")}, "hours=nan leads beyond the supported years"),
-        ({"hours": float("inf")}, "hours=inf leads beyond the supported years"),
-        ({"minutes": 1e9}, "leads beyond the supported years"),
-        ({"days": -60_000}, "days=-60000 leads beyond the supported years"),
-        ({"days": 10**400}, "leads beyond the supported years"),
-        ({"days": 1, "at": "25:00"}, "at='25:00' is not a time of day"),
-        ({"days": 1, "at": ""}, "at='' is not a time of day"),
-        ({"hours": 1, "calendar": ""}, "calendar='' is neither a Calendar"),
-        ({"hours": 1, "calendar": "team.calendar"}, 'nor a path such as "team__calendar"'),
-    ],
-)
-def test_working_refuses_values_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_working_refuses_what_makes_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         Working(**{"calendar": OFFICE, **arguments})
 
 
@@ -136,27 +106,16 @@ def test_working_refuses_values_that_make_no_sense(arguments: dict[str, Any], me
     ("arguments", "error", "message"),
     [
         ({}, ValueError, "needs years, months, weeks, days or at"),
-        ({"days": 0, "zone": "UTC"}, ValueError, "needs years, months, weeks, days or at"),
-        ({"days": 1.5}, TypeError, r"days must be an int, not 1\.5"),
         ({"months": "1"}, ValueError, "months='1' is neither a number nor a path"),
         ({"months": True}, TypeError, "months must be an int"),
         ({"years": 200}, ValueError, "years=200 leads beyond the supported years"),
-        ({"months": 10**6}, ValueError, "leads beyond the supported years"),
-        ({"days": 1, "at": "8 o'clock"}, ValueError, "is not a time of day"),
         ({"days": 1, "zone": "Europe/Berln"}, ValueError, "zone='Europe/Berln' is neither an IANA name"),
-        ({"days": 1, "zone": ""}, ValueError, "zone='' is neither an IANA name"),
-        ({"days": 1, "zone": 5}, TypeError, "zone must be an IANA name, a zoneinfo.ZoneInfo, a path, or"),
         ({"days": 1, "zone": ZoneInfo}, TypeError, "zone must be an IANA name"),
     ],
 )
 def test_wall_refuses_what_makes_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Wall(**arguments)
-
-
-def test_a_fixed_offset_is_a_zone() -> None:
-    length = Wall(at="08:00", zone=timezone(timedelta(hours=2)))
-    assert end_of(length, date(2026, 11, 5), None) == datetime(2026, 11, 5, 6, tzinfo=UTC)
 
 
 def test_months_and_years_need_dateutil_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

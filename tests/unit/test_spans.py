@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import calendar as months
-import copy
-import pickle
 from datetime import UTC, date, datetime, time, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +24,7 @@ from tests.support.examples import examples
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
 from tests.unit.spans import Answers, ticket
 
-BERLIN, SAO_PAULO = ZoneInfo("Europe/Berlin"), ZoneInfo("America/Sao_Paulo")  # the latter is TIME_ZONE of the tests
+BERLIN = ZoneInfo("Europe/Berlin")
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
@@ -42,22 +40,6 @@ def read(moment: datetime | None) -> str:
 
 def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedelta:
     return OwnTime(length, obj).elapsed(start, end)
-
-
-class OneHourADay:
-    """A calendar of another package: open from noon to one, UTC, without a zone."""
-
-    def add(self, start: datetime, seconds: float) -> datetime:
-        return datetime(2026, 11, 6, 12, tzinfo=UTC) + timedelta(seconds=seconds)
-
-    def between(self, a: datetime, b: datetime) -> float:
-        return (b - a).total_seconds() / 24
-
-    def next_open(self, moment: datetime) -> datetime:
-        return self.add(moment, 0)
-
-    def nth_day(self, day: date, n: int) -> date:
-        return day + timedelta(days=n)
 
 
 class UntilNewYear:
@@ -84,19 +66,12 @@ class OfficeSpan(UntilNewYear):
         (timedelta(hours=1), "Thu 05 Nov 2026 16:00"),
         (Working(hours=1, calendar=OFFICE), "Thu 05 Nov 2026 16:00"),
         (Working(hours=4, calendar=OFFICE), "Fri 06 Nov 2026 11:00"),
-        (Working(minutes=150, calendar=OFFICE), "Fri 06 Nov 2026 09:30"),
         (Working(hours=0.5, minutes=15, calendar=OFFICE), "Thu 05 Nov 2026 15:45"),
-        (Working(hours=0, calendar=OFFICE), "Thu 05 Nov 2026 15:00"),
         (Working(hours=-4, calendar=OFFICE), "Thu 05 Nov 2026 10:30"),
         (Working(days=1, calendar=OFFICE), "Fri 06 Nov 2026 15:00"),
         (Working(days=3, at="09:00", calendar=OFFICE), "Tue 10 Nov 2026 09:00"),
-        (Working(days=-4, at="20:00", calendar=OFFICE), "Fri 30 Oct 2026 20:00"),
-        (Working(days=0, at="17:00", calendar=OFFICE), "Thu 05 Nov 2026 17:00"),
-        (Wall(days=1, zone="Europe/Berlin"), "Fri 06 Nov 2026 15:00"),
         (Wall(weeks=1, at="08:00", zone="Europe/Berlin"), "Thu 12 Nov 2026 08:00"),
-        (Wall(months=-1, at="08:00", zone=BERLIN), "Mon 05 Oct 2026 08:00"),
         (Wall(years=1, months=1, days=-5, zone=BERLIN), "Tue 30 Nov 2027 15:00"),
-        (Wall(at="18:00", zone="Europe/Berlin"), "Thu 05 Nov 2026 18:00"),
         (Wall(at=time(8), zone="Asia/Tokyo"), "Thu 05 Nov 2026 00:00"),
         (Wall(at="18:00"), "Thu 05 Nov 2026 22:00"),  # of TIME_ZONE
         (UntilNewYear(), "Fri 01 Jan 2027 01:00"),
@@ -111,11 +86,9 @@ def test_the_end_of_a_length_that_begins_on_a_thursday_at_three(length: Length, 
 @pytest.mark.parametrize(
     ("length", "end"),
     [
-        (Wall(at="18:00", zone="Europe/Berlin"), "Thu 05 Nov 2026 18:00"),
         (Wall(months=-1, at="08:00", zone="Europe/Berlin"), "Mon 05 Oct 2026 08:00"),
         (Working(days=3, at="09:00", calendar=OFFICE), "Tue 10 Nov 2026 09:00"),
         (Working(hours=4, calendar=OFFICE), "Thu 05 Nov 2026 13:30"),  # from the opening of that date
-        (Working(hours=-4, calendar=OFFICE), "Wed 04 Nov 2026 13:00"),
         (as_length(relativedelta(days=1, hour=9, minute=0), "after"), "Fri 06 Nov 2026 13:00"),  # in TIME_ZONE
     ],
     ids=str,
@@ -124,62 +97,18 @@ def test_the_end_of_a_length_that_begins_on_a_date(length: Length, end: str) -> 
     assert read(end_of(length, date(2026, 11, 5), None)) == end
 
 
-def test_months_are_counted_from_the_same_day_each_time() -> None:
-    since = datetime(2027, 1, 31, 10, tzinfo=BERLIN)
-    ends = [read(end_of(Wall(months=number, zone=BERLIN), since, None))[4:10] for number in range(1, 5)]
-    assert ends == ["28 Feb", "31 Mar", "30 Apr", "31 May"]
-    assert read(end_of(Wall(years=1, zone=BERLIN), datetime(2028, 2, 29, 10, tzinfo=BERLIN), None))[4:10] == "28 Feb"
-    assert read(end_of(Wall(months=1, zone=BERLIN), datetime(2028, 1, 31, 10, tzinfo=BERLIN), None))[4:10] == "29 Feb"
-
-
-def test_a_relativedelta_keeps_the_parts_of_a_datetime_that_it_does_not_set() -> None:
-    length = as_length(relativedelta(days=1, hour=9), "after")  # in TIME_ZONE, four hours behind
-    assert read(end_of(length, datetime(2026, 11, 5, 15, 20, tzinfo=BERLIN), None)) == "Fri 06 Nov 2026 13:20"
-
-
-def test_a_day_of_wall_time_may_have_another_length() -> None:
-    saturday, friday = datetime(2026, 10, 24, 12, tzinfo=BERLIN), datetime(2026, 3, 28, 12, tzinfo=BERLIN)
-    for since, hours in ((saturday, 25), (friday, 23)):
-        end = end_of(Wall(days=1, zone=BERLIN), since, None)
-        assert end is not None
-        assert end - since.astimezone(UTC) == timedelta(hours=hours)
-
-
-def test_an_ambiguous_time_is_the_later_one_and_a_missing_one_the_first_after_it() -> None:
-    at = Wall(days=1, at="02:30", zone=BERLIN)
-    assert end_of(at, date(2026, 10, 24), None) == datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
-    assert end_of(at, date(2026, 3, 28), None) == datetime(2026, 3, 29, 1, tzinfo=UTC)
-    shop = WorkingHours("America/Sao_Paulo", {"mon-sun": "09:00-17:00"})
-    midnight = Working(days=1, at="00:00", calendar=shop)  # which did not exist on this day
-    assert end_of(midnight, date(2018, 11, 3), None) == datetime(2018, 11, 4, 1, tzinfo=SAO_PAULO).astimezone(UTC)
-
-
 # What differs from object to object
 
 
-def test_a_path_or_a_callable_finds_the_calendar_of_an_object() -> None:
-    class Team:
-        @property
-        def calendar(self) -> WorkingHours:
-            return OFFICE
-
-    for source, obj in (
-        ("team__calendar", ticket(calendar=OFFICE)),
-        ("team__calendar", SimpleNamespace(team=Team())),
-        ("calendar", SimpleNamespace(calendar=OFFICE)),
-        (lambda obj: obj.team.calendar, ticket(calendar=OFFICE)),
-    ):
-        assert read(end_of(Working(hours=4, calendar=source), THURSDAY, obj)) == "Fri 06 Nov 2026 11:00"
-        assert elapsed(Working(hours=4, calendar=source), THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == timedelta(
-            hours=37.5
-        )
-
-
-def test_a_path_or_a_callable_finds_the_zone_of_an_object() -> None:
-    for source in ("team__zone", lambda obj: obj.team.zone):
-        for zone in ("Asia/Tokyo", ZoneInfo("Asia/Tokyo")):
-            end = end_of(Wall(at="08:00", zone=source), date(2026, 11, 5), ticket(zone=zone))
-            assert end == datetime(2026, 11, 4, 23, tzinfo=UTC)
+def test_a_path_or_a_callable_finds_the_calendar_or_the_zone_of_an_object() -> None:
+    for source in ("team__calendar", lambda obj: obj.team.calendar):
+        length, obj = Working(hours=4, calendar=source), ticket(calendar=OFFICE)
+        assert read(end_of(length, THURSDAY, obj)) == "Fri 06 Nov 2026 11:00"
+        assert elapsed(length, THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == timedelta(hours=37.5)
+    for zone in ("Asia/Tokyo", ZoneInfo("Asia/Tokyo")):
+        end = end_of(Wall(at="08:00", zone="team__zone"), date(2026, 11, 5), ticket(zone=zone))
+        assert end == datetime(2026, 11, 4, 23, tzinfo=UTC)
+    assert end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket(zone="")) is None
 
 
 class Orphan:
@@ -192,33 +121,17 @@ class Orphan:
     "length",
     [
         Working(hours=4, calendar="team__calendar"),
-        Working(days=4, calendar="team__calendar"),
-        Working(hours=4, calendar=lambda obj: getattr(getattr(obj, "team", None), "calendar", None)),
+        Working(days=4, calendar=lambda obj: None),
         Wall(at="08:00", zone="team__calendar"),
-        Wall(at="08:00", zone=lambda obj: None),
         Answers(None),
     ],
     ids=str,
 )
 def test_an_object_without_calendar_or_zone_is_exempt(length: Length) -> None:
-    for obj in (ticket(calendar=None), SimpleNamespace(team=None)):
+    for obj in (ticket(calendar=None), SimpleNamespace(team=None), Orphan()):
         assert end_of(length, THURSDAY, obj) is None
         assert elapsed(length, THURSDAY, THURSDAY + SPAN_OF_A_WEEK, obj) == SPAN_OF_A_WEEK
         assert OwnTime(length, obj).forward(THURSDAY, SPAN_OF_A_WEEK) == THURSDAY + SPAN_OF_A_WEEK
-
-
-def test_an_empty_zone_or_a_missing_side_of_a_relation_is_exempt() -> None:
-    assert end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket(zone="")) is None
-    assert end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, Orphan()) is None
-    assert end_of(Working(days=1, calendar="team__calendar"), THURSDAY, Orphan()) is None
-
-
-def test_a_calendar_of_another_package_counts_its_days_in_the_setting_time_zone() -> None:
-    calendar = OneHourADay()
-    hour, day = Working(hours=1, calendar=calendar), Working(days=1, at="09:00", calendar=calendar)
-    assert end_of(hour, THURSDAY, None) == datetime(2026, 11, 6, 13, tzinfo=UTC)
-    assert end_of(day, datetime(2026, 11, 6, 1, tzinfo=UTC), None) == datetime(2026, 11, 6, 12, tzinfo=UTC)
-    assert str(day) == "1 working day at 09:00, America/Sao_Paulo"
 
 
 # The same answers as other arithmetic
@@ -310,27 +223,15 @@ def test_only_calendars_have_a_time_of_their_own() -> None:
         assert OwnTime(length).forward(THURSDAY, timedelta(hours=2 + 7.5 + 5.5)) == monday
 
 
-def test_real_time_passes_when_the_clocks_change() -> None:
-    start, end = datetime(2026, 10, 24, 12, tzinfo=BERLIN), datetime(2026, 10, 25, 12, tzinfo=BERLIN)
-    assert elapsed(Wall(days=1), start, end, None) == timedelta(hours=25)
-    assert OwnTime(Wall(days=1)).forward(start, timedelta(hours=25)) == end
-
-
-def test_a_clock_that_has_nothing_left_ends_where_it_continues() -> None:
-    sunday = datetime(2026, 11, 8, 12, tzinfo=UTC)
-    for by in (timedelta(0), -timedelta(hours=1)):
-        assert OwnTime(Working(hours=1, calendar=OFFICE)).forward(sunday, by) == sunday
-
-
 def test_a_clock_does_not_continue_beyond_the_supported_years() -> None:
-    for length in (timedelta(1), Working(hours=1, calendar=OFFICE)):
+    rare = WorkingHours("UTC", {"mon": "09:00-09:01"})  # a minute a week
+    for length, by in (
+        (timedelta(1), 40_000),
+        (Working(hours=1, calendar=rare), 3),
+        (Working(days=1, calendar=rare), 300),
+    ):
         with pytest.raises(InvalidDelay, match="latest supported year"):
-            OwnTime(length).forward(THURSDAY, timedelta(days=40_000))
-    rare = WorkingHours("UTC", {"mon": "09:00-09:01"})
-    with pytest.raises(InvalidDelay, match="latest supported year"):
-        OwnTime(Working(hours=1, calendar=rare)).forward(THURSDAY, timedelta(hours=72))  # a minute a week
-    with pytest.raises(InvalidDelay, match="latest supported year"):
-        OwnTime(Working(hours=1, calendar=rare)).forward(THURSDAY, timedelta(days=300))
+            OwnTime(length).forward(THURSDAY, timedelta(days=by))
 
 
 # What is asked about a length
@@ -338,10 +239,8 @@ def test_a_clock_does_not_continue_beyond_the_supported_years() -> None:
 LENGTHS: list[tuple[Length, str, dict[str, Any]]] = [
     (timedelta(minutes=30), "30 min", {}),
     (-timedelta(hours=1), "-1 h", {"negative": True}),
-    (Working(hours=4, calendar=OFFICE), "4 working hours, Europe/Berlin", {}),
     (Working(hours=1, minutes=30, calendar=OFFICE), "1 working hour 30 minutes, Europe/Berlin", {}),
     (Working(minutes=1.5, calendar=OFFICE), "1.5 working minutes, Europe/Berlin", {}),
-    (Working(hours=0, calendar=OFFICE), "0 working hours, Europe/Berlin", {}),
     (Working(hours=-4, calendar=OFFICE), "4 working hours before, Europe/Berlin", {"negative": True}),
     (Working(hours=1, minutes=-90, calendar=OFFICE), "1 working hour -90 minutes, Europe/Berlin", {"negative": True}),
     (
@@ -349,29 +248,16 @@ LENGTHS: list[tuple[Length, str, dict[str, Any]]] = [
         "3 working days at 09:00, team__calendar",
         {"object": True, "path": "team__calendar", "relation": "team", "wall_time": True},
     ),
-    (
-        Working(days=-1, at=time(9, 0, 30), calendar="calendar"),
-        "1 working day before, at 09:00:30, calendar",
-        {"object": True, "path": "calendar", "wall_time": True, "negative": True},
-    ),
     (Working(days=0, calendar=OFFICE), "0 working days, Europe/Berlin", {}),
     (Working(days=2, calendar=len), "2 working days, len", {"object": True}),
     (
-        Wall(months=-1, at="08:00", zone="tenant__place__zone"),
-        "1 month before, at 08:00, tenant__place__zone",
-        {
-            "object": True,
-            "path": "tenant__place__zone",
-            "relation": "tenant__place",
-            "wall_time": True,
-            "negative": True,
-        },
+        Wall(months=-1, at="08:00", zone="shop__city__zone"),
+        "1 month before, at 08:00, shop__city__zone",
+        {"object": True, "path": "shop__city__zone", "relation": "shop__city", "wall_time": True, "negative": True},
     ),
     (Wall(at="18:00"), "at 18:00", {"wall_time": True}),
     (Wall(years=1, months=2, weeks=3, days=4, zone="Asia/Tokyo"), "1 year 2 months 3 weeks 4 days, Asia/Tokyo", {}),
-    (Wall(months=1, days=-3), "1 month -3 days", {}),
     (Wall(days=10, weeks=-2), "-2 weeks 10 days", {"negative": True}),
-    (as_length(relativedelta(months=1), "after"), "1 month", {}),
     (as_length(relativedelta(months=-1, days=-2), "after"), "1 month 2 days before", {"negative": True}),
     (as_length(relativedelta(months=+1, day=31, weekday=FR(-1)), "after"), "1 month, day=31, weekday=FR(-1)", {}),
     (as_length(relativedelta(days=1, hour=9, minute=0), "after"), "1 day, hour=9, minute=0", {"wall_time": True}),
@@ -410,13 +296,8 @@ def test_another_delay_of_an_operator_is_counted_in_the_calendar_of_the_policy()
     ("length", "text"),
     [
         (timedelta(0), "at paid_at"),
-        (timedelta(minutes=30), "30 min after paid_at"),
         (timedelta(hours=-1), "1 h before paid_at"),
-        (Working(hours=4, calendar=OFFICE), "4 working hours after paid_at, Europe/Berlin"),
-        (
-            Working(days=3, at="09:00", calendar="team__calendar"),
-            "3 working days after paid_at at 09:00, team__calendar",
-        ),
+        (Working(days=3, at="09:00", calendar="calendar"), "3 working days after paid_at at 09:00, calendar"),
         (Wall(months=-1, at="08:00", zone="UTC"), "1 month before paid_at, at 08:00, UTC"),
         (Wall(at="18:00", zone="UTC"), "paid_at at 18:00, UTC"),
     ],
@@ -426,30 +307,10 @@ def test_a_delay_is_described_with_what_it_counts_from(length: Any, text: str) -
     assert lengths.delay_text(length, "paid_at") == text
 
 
-def test_spans_are_compared_by_value_hashed_and_copied() -> None:
-    pairs: list[tuple[Length, Length]] = [
-        (Working(days=1, at="09:00", calendar=OFFICE), Working(days=1, at=time(9), calendar=OFFICE)),
-        (Working(hours=1, calendar="team__calendar"), Working(hours=1, calendar="team__calendar")),
-        (Wall(at="09:00", zone="Europe/Berlin"), Wall(at=time(9), zone=BERLIN)),
-        (as_length(relativedelta(months=1), "after"), as_length(relativedelta(months=1), "after")),
-    ]
-    for one, other in pairs:
-        assert one == other
-        assert hash(one) == hash(other)
-        assert pickle.loads(pickle.dumps(one)) == one or isinstance(one, Working)  # identity of the holidays
-        assert str(copy.deepcopy(one)) == str(one)
-    assert Working(hours=1, calendar=OFFICE) != Working(minutes=60, calendar=OFFICE)
-    with pytest.raises(AttributeError):
-        pairs[2][0].at = None  # type: ignore[union-attr]
-
-
 def test_what_is_accepted_as_a_length() -> None:
     span = UntilNewYear()
     assert as_length(span, "after") is span
     assert as_length(timedelta(1), "after") == timedelta(1)
-    assert end_of(as_length(relativedelta(months=1), "after"), datetime(2027, 1, 31, 12, tzinfo=UTC), None) == datetime(
-        2027, 2, 28, 12, tzinfo=UTC
-    )
     for value in (30, "30m", None, Working, OFFICE, lambda obj: timedelta(1)):
         with pytest.raises(InvalidDelay, match="after must be a timedelta, a span such as Working"):
             as_length(value, "after")
@@ -463,20 +324,11 @@ def test_what_is_accepted_as_a_length() -> None:
 def test_without_use_tz_datetimes_are_naive_in_the_setting_time_zone(settings: Settings) -> None:
     settings.USE_TZ = False
     since = datetime(2026, 11, 5, 11)  # noqa: DTZ001 - 15:00 in Berlin
-    ends: dict[Length, datetime] = {
-        timedelta(hours=1): datetime(2026, 11, 5, 12),  # noqa: DTZ001
-        Working(hours=4, calendar=OFFICE): datetime(2026, 11, 6, 7),  # noqa: DTZ001
-        Working(days=3, at="09:00", calendar=OFFICE): datetime(2026, 11, 10, 5),  # noqa: DTZ001
-        Wall(days=1): datetime(2026, 11, 6, 11),  # noqa: DTZ001
-        Wall(at="18:00", zone="Europe/Berlin"): datetime(2026, 11, 5, 14),  # noqa: DTZ001
-        as_length(relativedelta(months=1), "after"): datetime(2026, 12, 5, 11),  # noqa: DTZ001
-    }
-    for length, end in ends.items():
-        assert end_of(length, since, None) == end
-    working = Working(hours=4, calendar=OFFICE)
-    assert elapsed(working, since, ends[working], None) == timedelta(hours=4)
-    assert OwnTime(working).forward(since, timedelta(hours=4)) == ends[working]
-    assert elapsed(Wall(days=1), since, ends[working], None) == timedelta(hours=20)
+    working, end = Working(hours=4, calendar=OFFICE), datetime(2026, 11, 6, 7)  # noqa: DTZ001
+    assert end_of(working, since, None) == end
+    assert elapsed(working, since, end, None) == timedelta(hours=4)
+    assert OwnTime(working).forward(since, timedelta(hours=4)) == end
+    assert end_of(Wall(at="18:00", zone="Europe/Berlin"), since, None) == datetime(2026, 11, 5, 14)  # noqa: DTZ001
     assert end_of(Wall(at="18:00"), date(2026, 11, 5), None) == datetime(2026, 11, 5, 18)  # noqa: DTZ001
     with pytest.raises(InvalidDelay, match="The end of 'until New Year' is an aware datetime"):
         end_of(UntilNewYear(), since, None)

@@ -70,7 +70,7 @@ def facts(draw: st.DrawFn) -> Facts:
     return Facts(draw(st.sampled_from(LENGTHS)), (draw(calendars), draw(calendars)), since, stops)
 
 
-@examples(700)
+@examples(300)
 @given(facts())
 def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> None:
     time, due_at = case.time(), case.due_at()
@@ -152,7 +152,7 @@ def rounds(draw: st.DrawFn) -> Round:
     return Round(Course(due_at, since, stops=stops, time=time), minutes)
 
 
-@examples(250)
+@examples(100)
 @given(rounds(), st.integers(0, 9 * 24 * 60), st.floats(0.05, 0.95))
 def test_what_is_used_is_what_counting_each_minute_leads_to(case: Round, minute: int, fraction: float) -> None:
     course, now = case.course, case.course.start + MINUTE * min(minute, len(case.minutes) - 1)
@@ -184,11 +184,8 @@ OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": "09:00-17:00"}, holidays={dat
     [
         ("Mon 09:00", "Thu 18:00", "Fri 08:00", "Mon 09:00"),  # a night
         ("Mon 09:00", "Fri 18:00", "Sun 12:00", "Mon 09:00"),  # a weekend
-        ("Mon 18:00", "Mon 17:10", "Mon 17:11", "Mon 18:00"),  # after the closing
-        ("Sun 20:00", "Sat 12:00", "Sat 13:00", "Sun 20:00"),  # promised by hand
         ("Fri 16:30", "Fri 16:00", "Mon 10:00", "Mon 10:30"),  # an hour before the weekend, and one after it
         ("Fri 16:30", "Fri 16:00", "Sat 12:00", "Mon 09:30"),  # it passes meanwhile
-        ("Sat 10:00", "Fri 18:00", "Sun 12:00", "Sat 10:00"),  # so does this one: it is due when the clock runs
         ("Fri 10:00", "Fri 16:00", "Mon 10:00", "Mon 10:00"),  # it had passed
         ("Tue 17:00", "Tue 09:00", "Tue 10:00", "Thu 10:00 +1"),  # over a holiday
     ],

@@ -39,31 +39,6 @@ class GivesUp(Printing):
 
 sys.exit(Supervisor(2, GivesUp, ends=True).run())
 """
-# A library of the project may have threads, and the system may pass a signal for the process to one of them.
-SIGNAL_TO_ANOTHER_THREAD = """
-class Idle:
-    has_failed = gave_up = False
-    counts = {}
-
-    def __init__(self):
-        self._stopped = threading.Event()
-
-    def stop(self, hard=False):
-        self._stopped.set()
-
-    def run(self):
-        self._stopped.wait()
-
-
-def stop_soon():
-    time.sleep(0.5)
-    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-    time.sleep(600)
-
-
-threading.Thread(target=stop_soon, daemon=True).start()
-sys.exit(Supervisor(1, Idle).run())
-"""
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
@@ -86,10 +61,6 @@ def test_a_process_that_the_system_refuses_is_started_later() -> None:
     assert "too many processes" in ended.stderr
 
 
-def test_a_signal_that_another_thread_receives_stops_the_processes() -> None:
-    run(SIGNAL_TO_ANOTHER_THREAD)
-
-
 def test_a_process_of_a_burst_that_has_given_up_is_not_started_again() -> None:
     with pytest.raises(subprocess.CalledProcessError) as ended:
         run(GIVES_UP)
@@ -101,7 +72,6 @@ def test_a_process_of_a_burst_that_has_given_up_is_not_started_again() -> None:
     ("files", "cores"),
     [
         ({}, 6),
-        ({"cpu.max": "max 100000"}, 6),
         ({"cpu.max": "150000 100000"}, 2),
         ({"cpu.max": "10000 100000"}, 1),
         ({"cpu.max": "max 100000", "system.slice/shop.service/cpu.max": "300000 100000"}, 3),

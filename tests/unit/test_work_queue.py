@@ -101,43 +101,6 @@ def test_the_first_works_of_a_policy_do_not_take_every_thread(clock: list[float]
     assert [next_of(one)[1] for _ in range(2)] == [3, 4], "now it is known that they are quick"
 
 
-def test_slow_policies_together_leave_a_thread_free(clock: list[float]) -> None:
-    one = line(threads=4)
-    for name in ("a", "b", "c"):
-        lasted(one, name, 2.0, clock)
-    for name in ("a", "b", "c"):
-        one.put(work(name, 1), done)
-        one.put(work(name, 2), done)
-    assert {next_of(one)[0] for _ in range(3)} == {"a", "b", "c"}
-    assert is_kept(one)
-
-
-def test_a_policy_that_has_not_run_here_may_have_the_last_thread_once(clock: list[float]) -> None:
-    one = line(*(work("slow", number) for number in range(8)), threads=4)
-    assert [next_of(one)[0] for _ in range(3)] == ["slow"] * 3
-    one.put(work("new", 1), done)
-    assert next_of(one) == ("new", 1)
-
-
-def test_a_quick_policy_whose_work_hangs_does_not_get_the_last_thread(clock: list[float]) -> None:
-    one = line(threads=4)
-    lasted(one, "mostly quick", 0.01, clock, times=20)
-    for number in range(8):
-        one.put(work("mostly quick", number), done)
-    assert [next_of(one)[1] for _ in range(3)] == [0, 1, 2]
-    clock[0] += 1.1
-    assert is_kept(one)
-
-
-def test_a_dozen_quick_works_make_up_for_a_slow_one(clock: list[float]) -> None:
-    one = line(threads=2)
-    lasted(one, "was slow", 12.0, clock)
-    lasted(one, "was slow", 0.01, clock, times=12)
-    one.put(work("was slow", 1), done)
-    one.put(work("was slow", 2), done)
-    assert [next_of(one)[1], next_of(one)[1]] == [1, 2]
-
-
 @pytest.mark.parametrize(("threads", "reserves_one"), [(1, True), (4, False)], ids=["one thread", "one policy"])
 def test_no_thread_is_kept_free_where_it_is_of_no_use(threads: int, reserves_one: bool, clock: list[float]) -> None:
     one = line(threads=threads, reserves_one=reserves_one)
@@ -145,12 +108,6 @@ def test_no_thread_is_kept_free_where_it_is_of_no_use(threads: int, reserves_one
     for number in range(threads):
         one.put(work("slow", number), done)
     assert [next_of(one)[1] for _ in range(threads)] == [*range(threads)]
-
-
-def test_no_thread_is_kept_free_when_the_worker_ends(clock: list[float]) -> None:
-    one = line(*(work("slow", number) for number in range(4)), threads=4)
-    one.close()
-    assert [next_of(one)[1] for _ in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["its policy proves quick", "the queue closes"])
@@ -175,18 +132,6 @@ def test_what_is_in_line_when_it_closes_is_still_taken_but_not_what_is_withdrawn
     one.close()
     assert next_of(one) == ("a", 4)
     assert one.get() is None
-
-
-def test_who_waits_is_woken_by_a_work_and_by_the_end() -> None:
-    one, taken = line(threads=4), []
-    threads = [threading.Thread(target=lambda: taken.append(one.get()), daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    one.put(work("a", 1), done)
-    one.close()
-    for thread in threads:
-        thread.join(20)
-    assert sorted(item is None for item in taken) == [False, True, True]
 
 
 def another_of(one: WorkQueue, ran: Work) -> int | None:
@@ -223,37 +168,3 @@ def test_a_thread_reports_before_it_begins_what_is_alone_waits_or_has_a_slot(dif
     one.get()
     assert another_of(one, plain) is None
     assert one.get() is not None
-
-
-def test_a_thread_that_reports_later_is_kept_free_if_it_is_the_last_one(clock: list[float]) -> None:
-    one = line(threads=4)
-    lasted(one, "slow", 12.0, clock)
-    quick = work("quick", 9)
-    for number in range(8):
-        one.put(work("slow", number), done)
-    assert [next_of(one)[0] for _ in range(3)] == ["slow"] * 3
-    one.put(quick, done)
-    assert next_of(one) == ("quick", 9)
-    assert another_of(one, quick) is None
-
-
-@pytest.mark.parametrize("seconds", [None, 0.1], ids=["nothing is known", "it takes long"])
-def test_a_thread_reports_before_it_begins_what_may_take_long(seconds: float | None, clock: list[float]) -> None:
-    one, quick = line(threads=1), work("quick", 1)
-    lasted(one, "quick", 0.01, clock)
-    if seconds is not None:
-        lasted(one, "other", seconds, clock)
-    one.put(quick, done)
-    assert next_of(one) == ("quick", 1)
-    for number in (2, 3):
-        one.put(work("other", number), done)
-    assert another_of(one, quick) is None
-
-
-def test_works_that_are_reported_elsewhere_are_not_run_in_one_go() -> None:
-    plain = work("one", 1)
-    one = line(plain, threads=1)
-    for number in (2, 3):
-        one.put(work("one", number), lambda _work, _report: None)
-    one.get()
-    assert another_of(one, plain) is None

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from django_delayq.exceptions import Abandoned
 from django_delayq.firing import Report, Work
+from django_delayq.firing.works import Call, RunningWork
 
 
 def test_works_and_reports_survive_json_and_fields_of_a_newer_release() -> None:
@@ -41,3 +43,14 @@ def test_a_garbled_work_is_refused(data: Any) -> None:
 def test_a_garbled_report_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match="This is not a report"):
         Report.from_dict(data)
+
+
+def test_a_call_either_ends_or_is_abandoned() -> None:
+    ended, abandoned = Call((1,)), Call((2,))
+    running = RunningWork(Work("a.b.c", (1, 2), ("1", "2")), using="default", report=None)
+    running.leave(ended, running.enter(ended))
+    assert running.abandon(0.0) is None
+    running.enter(abandoned)
+    assert running.abandon(0.0) is abandoned
+    with pytest.raises(Abandoned):  # so that its thread calls no other handler
+        running.leave(abandoned, None)

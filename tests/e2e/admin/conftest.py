@@ -29,19 +29,16 @@ FIRST_PAGE = "/admin/django_delayq/"
 LIST, POLICIES = f"{FIRST_PAGE}timeout/", f"{FIRST_PAGE}policycontrol/"
 PICTURES = os.environ.get("DELAYQ_TEST_SCREENS", "")
 STOCK = """
-from datetime import timedelta
 from django.contrib.auth.models import User
 from django.utils import timezone
 User.objects.create_superuser("boss", "", "secret")
 customer = Customer.objects.create(name="Ada Byron", phone="+44 20 7946 0000")
-orders = [Order.objects.place(customer, "Moka pot", 1999) for _ in range(40)]
+orders = [Order.objects.place(customer, "Moka pot", 1999) for _ in range(20)]
 rows = {int(row.object_id): row.pk for row in Timeout.objects.filter(policy="shop.order.cancel_unpaid")}
-far = Order.objects.place(customer, "Coffee grinder, by hand", 8999)
-Timeout.objects.filter(object_id=far.pk).update(due_at=timezone.now() + timedelta(days=20))
 stock = [(order.pk, rows[order.pk], order.reference) for order in orders]
 error = {"at": timezone.now().isoformat(), "what": "failed", "error": "GatewayError", "message": "503",
          "traceback": "Traceback (most recent call last):\\n  GatewayError: 503"}
-dead = [pk for _, pk, _ in stock[30:]]
+dead = [pk for _, pk, _ in stock[15:]]
 Timeout.objects.filter(pk__in=dead).update(state="dead", cause="retries", settled_at=timezone.now(), slot_taken=None,
                                            attempts=9, history=[error], payload={"basket": ["one", "two"]})
 """
@@ -60,15 +57,6 @@ for number in range(58):  # on each of 29 days: one that was paid in time, and o
         since_at=at - timedelta(minutes=22),
     )
 """
-
-LABELS = """
-const svg = document.querySelector(".delayq-chart svg"), drawing = svg.getBoundingClientRect();
-return [...svg.querySelectorAll("text")].map((text) => {
-  const box = text.getBoundingClientRect();
-  return [text.textContent, box.left - drawing.left, drawing.right - box.right];
-});
-"""
-"""The labels of the first chart, and how far from the two edges they end."""
 
 
 @dataclass
@@ -218,9 +206,8 @@ def served_as(shop: Shop, directory: Path, **looks: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def stock(calm_shop: Shop) -> Stock:
-    taken = calm_shop.ask("stock", STOCK)
-    rows = [(order, timeout, reference) for order, timeout, reference in taken]
-    return Stock(pending=rows[:30], dead=rows[30:])
+    rows = [(order, timeout, reference) for order, timeout, reference in calm_shop.ask("stock", STOCK)]
+    return Stock(pending=rows[:15], dead=rows[15:])
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.e2e.admin.conftest import DESKTOP, FIRST_PAGE, LABELS, LIST, PHONE, POLICIES, Admin, Stock, served_as
+from tests.e2e.admin.conftest import DESKTOP, FIRST_PAGE, LIST, PHONE, POLICIES, Admin, Stock, served_as
 from tests.shop.conftest import Shop
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
-CHANGES = f"{FIRST_PAGE}policychange/"
-ASKED = "/admin/django_delayq/timeout/operate/cancel/?ids={}"
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("history")]
+REPORT = f"{POLICIES}shop.order.cancel_unpaid/report/"
+PAGES = {
+    f"{LIST}?state__exact=pending": ("#result_list time", "#result_list bdi", ".delayq-left"),
+    LIST + "{dead}/change/": ("time", ".delayq-raw", ".delayq-failure summary bdi", ".delayq-story bdi"),
+    REPORT: (".delayq-chart svg text", "#content-main tbody th bdi"),
+}
+"""Pages, and what reads from left to right on them."""
 
 # Where the first and the last character of an element's text are on the screen.
 ENDS = """
@@ -31,39 +35,10 @@ return [...document.querySelectorAll(selector)].filter((node) => node.textConten
   return {text: text.data.trim(), first: first.left, last: last.left, top: first.top, end: last.top};
 });
 """
-STYLES = """
-const [selector, pseudo] = arguments;
-const node = document.querySelector(selector), style = getComputedStyle(node, pseudo);
-const box = node.getBoundingClientRect();
-return {left: style.borderLeftWidth, right: style.borderRightWidth, insetRight: style.right, direction: style.direction,
-        paddingRight: style.paddingRight, boxLeft: box.left, boxRight: box.right};
+BORDERS = """
+const style = getComputedStyle(document.querySelector(arguments[0]));
+return [style.borderLeftWidth, style.borderRightWidth];
 """
-
-
-@dataclass
-class Page:
-    """A page in the browser, and where things are on it."""
-
-    admin: Admin
-
-    def ends(self, selector: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.admin.browser.execute_script(ENDS, selector)
-        assert found, f"nothing is {selector}"
-        return found
-
-    def reads_from_left_to_right(self, selector: str) -> None:
-        for text in self.ends(selector):
-            assert text["first"] < text["last"] or text["top"] < text["end"] or len(text["text"]) == 1, text
-
-    def style(self, selector: str, pseudo: str | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = self.admin.browser.execute_script(STYLES, selector, pseudo)
-        return found
-
-    def labels(self) -> list[tuple[str, float]]:
-        """Return the labels of the first chart, with their places, after a check that none is cut off."""
-        found = self.admin.browser.execute_script(LABELS)
-        assert all(left > -1 and right > -1 for _, left, right in found), found
-        return [(text, left) for text, left, _ in found]
 
 
 @pytest.fixture(scope="module")
@@ -73,84 +48,35 @@ def hebrew_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def page(admin: Admin, hebrew_address: str, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> Page:
+def hebrew(admin: Admin, hebrew_address: str, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> Admin:
     monkeypatch.setattr(admin.shop, "url", hebrew_address)
     admin.open(LIST)
     assert admin.browser.execute_script("return document.documentElement.dir") == "rtl"
-    return Page(admin)
+    return admin
 
 
-def test_datetimes_labels_and_spans_of_the_list_read_as_written(page: Page) -> None:
-    page.admin.open(f"{LIST}?state__exact=pending")  # the settled ones of another test would fill the first page
-    for selector in ("#result_list time", "#result_list bdi", ".delayq-left"):
-        page.reads_from_left_to_right(selector)
-    badge = page.style(".delayq-badge")
-    assert (badge["left"], badge["right"]) == ("1px", "4px"), "the coloured edge is where the line begins"
-    assert page.admin.faults() == []
+@pytest.mark.parametrize("path", PAGES, ids=["list", "timeout", "report"])
+def test_datetimes_labels_and_tracebacks_read_as_written(hebrew: Admin, stock: Stock, path: str) -> None:
+    hebrew.open(path.format(dead=stock.dead[0][1]))
+    for selector in PAGES[path]:
+        texts: list[dict[str, Any]] = hebrew.browser.execute_script(ENDS, selector)
+        assert texts, f"nothing is {selector}"
+        for text in texts:
+            assert text["first"] < text["last"] or text["top"] < text["end"] or len(text["text"]) == 1, text
+    assert hebrew.faults() == []
 
 
-def test_the_story_and_the_tracebacks_of_a_timeout_read_as_written(page: Page, stock: Stock) -> None:
-    page.admin.open(f"{LIST}{stock.dead[0][1]}/change/")
-    for selector in ("time", ".delayq-raw", ".delayq-failure summary bdi", ".delayq-story bdi"):
-        page.reads_from_left_to_right(selector)
-    event = page.style(".delayq-story li")
-    assert (event["left"], event["right"], event["paddingRight"]) == ("0px", "2px", "20px")
-    assert page.style(".delayq-story li", "::before")["insetRight"] == "-6px", "the dot is on the line"
-    assert page.style(".delayq-raw")["direction"] == "ltr"
-    assert page.admin.faults() == []
+def test_coloured_edges_are_where_lines_begin(hebrew: Admin, stock: Stock) -> None:
+    for path, selector, widths in (
+        (LIST, ".delayq-badge", ["1px", "4px"]),
+        (f"{LIST}{stock.dead[0][1]}/change/", ".delayq-story li", ["0px", "2px"]),
+    ):
+        hebrew.open(path)
+        assert hebrew.browser.execute_script(BORDERS, selector) == widths
 
 
-def test_the_chart_of_a_policy_keeps_its_labels(page: Page) -> None:
-    page.admin.open(POLICIES)
-    page.admin.unfold()
-    assert len(page.labels()) == 5
-    label = ".delayq-policies > tbody > tr > th bdi"
-    for selector in (label, ".delayq-facts bdi", ".delayq-facts code", ".delayq-chart th[scope=row]"):
-        page.reads_from_left_to_right(selector)
-    assert page.admin.faults() == []
-
-
-def test_the_plot_of_a_report_keeps_its_labels_and_its_days_from_left_to_right(page: Page, history: None) -> None:
-    page.admin.open(f"{POLICIES}shop.order.cancel_unpaid/report/")
-    days = page.labels()[1:]
-    assert [name for name, *_ in days] == sorted(name for name, *_ in days)
-    assert [left for _, left in days] == sorted(left for _, left in days)
-    assert len(days) == 4
-    for selector in (".delayq-chart svg text", "#content-main tbody th bdi"):
-        page.reads_from_left_to_right(selector)
-    assert page.admin.faults() == []
-
-
-ORDER = """
-return [...document.querySelectorAll(".delayq-story li")].map((line) =>
-  [...line.querySelectorAll(":scope > div > :is(time, span, bdi)")].map((part) => part.getClientRects()[0].left));
-"""
-ENDS_OF_SENTENCE = """
-const node = document.querySelector(arguments[0]), text = node.lastChild, range = document.createRange();
-const at = (index) => {
-  range.setStart(text, index);
-  range.setEnd(text, index + 1);
-  return range.getBoundingClientRect();
-};
-const length = text.data.trimEnd().length, own = node.getBoundingClientRect();
-return {before: at(length - 2), stop: at(length - 1), right: own.right, width: own.width, char: text.data[length - 1]};
-"""
-
-
-def test_the_parts_of_an_event_and_the_end_of_a_sentence_are_in_their_order(page: Page, stock: Stock) -> None:
-    page.admin.open(f"{LIST}{stock.dead[0][1]}/change/")
-    lines = page.admin.browser.execute_script(ORDER)
-    assert len(lines) > 1 and all(len(parts) > 1 and parts == sorted(parts) for parts in lines), lines
-    for path, selector in ((f"{LIST}{stock.pending[0][1]}/change/", ".delayq-outlook"), (ASKED, "#content > h1")):
-        page.admin.open(path.format(stock.pending[0][1]))
-        ends = page.admin.browser.execute_script(ENDS_OF_SENTENCE, selector)
-        assert ends["char"] in ".?" and ends["before"]["left"] < ends["stop"]["left"], ends
-        assert ends["right"] - ends["stop"]["right"] < ends["width"] / 2, "it is aligned as the page"
-
-
-@pytest.mark.usefixtures("history")
-@pytest.mark.parametrize("path", [POLICIES, f"{POLICIES}shop.order.cancel_unpaid/report/", LIST, CHANGES])
-def test_on_a_phone_no_page_is_wider_than_the_screen(page: Page, path: str) -> None:
-    page.admin.show_on(PHONE)
-    assert page.admin.inspect(path) == []
-    page.admin.show_on(DESKTOP)
+def test_on_a_phone_no_page_is_wider_than_the_screen(hebrew: Admin) -> None:
+    hebrew.show_on(PHONE)
+    for path in (POLICIES, REPORT, LIST, f"{FIRST_PAGE}policychange/"):
+        assert hebrew.inspect(path) == [], path
+    hebrew.show_on(DESKTOP)

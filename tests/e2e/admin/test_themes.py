@@ -76,9 +76,3 @@ def test_the_page_of_policies_hides_what_is_meant_for_screen_readers(themed: Adm
     assert style(themed, ".delayq-chart rect", "fill") != "rgb(0, 0, 0)"
     assert style(themed, ".delayq-buttons a", "borderTopStyle") == "solid"
     assert themed.browser.execute_script(EXCESS) <= 0
-
-
-def test_the_page_of_a_customer_is_titled(themed: Admin) -> None:
-    customer = themed.shop.ask("Customer.objects.get().pk")
-    themed.open(f"{LIST}?related=shop.customer:{customer}")
-    themed.wait_for("Timeouts of customer Ada Byron")

@@ -48,13 +48,13 @@ BEGIN
     RETURN NULL;
 END $$
 """
-_MARIADB = """
+_OTHERS = """
 CREATE TABLE chaos_operation (id varchar(32) PRIMARY KEY);
 CREATE TABLE chaos_note (
-    number bigint PRIMARY KEY AUTO_INCREMENT,
-    at datetime(6) NOT NULL,
-    asked_at datetime(6) NOT NULL,
-    began_at datetime(6) NOT NULL,
+    number {serial},
+    at {moment} NOT NULL,
+    asked_at {moment} NOT NULL,
+    began_at {moment} NOT NULL,
     xid varchar(100) NOT NULL,
     by_user varchar(100) NOT NULL,
     kind varchar(20) NOT NULL,
@@ -62,20 +62,10 @@ CREATE TABLE chaos_note (
     became longtext
 )
 """
-_SQLITE = """
-CREATE TABLE chaos_operation (id text PRIMARY KEY);
-CREATE TABLE chaos_note (
-    number integer PRIMARY KEY AUTOINCREMENT,
-    at text NOT NULL,
-    asked_at text NOT NULL,
-    began_at text NOT NULL,
-    xid text NOT NULL,
-    by_user text NOT NULL,
-    kind text NOT NULL,
-    was text,
-    became text
-)
-"""
+_TYPES = {
+    "mariadb": {"serial": "bigint PRIMARY KEY AUTO_INCREMENT", "moment": "datetime(6)"},
+    "sqlite": {"serial": "integer PRIMARY KEY AUTOINCREMENT", "moment": "text"},
+}
 _MARKED_AT = "(SELECT settled_at FROM django_delayq_timeout WHERE id = NEW.timeout_id)"
 _TRIGGER = """
 CREATE TRIGGER chaos_{kind}_{event} AFTER {event} ON {table} FOR EACH ROW BEGIN
@@ -87,11 +77,11 @@ END
 
 def install(database: Database) -> None:
     """From now on the database takes notes."""
-    schema = {"postgresql": _POSTGRESQL, "mariadb": _MARIADB, "sqlite": _SQLITE}[database.name]
-    for statement in [schema] if database.name == "postgresql" else schema.split(";"):
+    is_postgresql = database.name == "postgresql"
+    for statement in [_POSTGRESQL] if is_postgresql else _OTHERS.format(**_TYPES[database.name]).split(";"):
         database.rows(statement)
     for kind, table in _TABLES.items():
-        if database.name == "postgresql":
+        if is_postgresql:
             database.rows(
                 f"CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON {table} "
                 f"FOR EACH ROW EXECUTE FUNCTION chaos_note('{kind}')"

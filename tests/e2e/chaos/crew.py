@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.chaos.databases import CELERY, INTRUDER
+from tests.e2e.chaos.databases import CELERY, INTRUDER, USERS
 from tests.e2e.chaos.stage import ROOT, Stage
 from tools import processes
 
@@ -82,20 +83,26 @@ class Worker:
         return ""
 
 
+def _end_of(process: subprocess.Popen[bytes], seconds: float = END_SECONDS) -> int | None:
+    """Wait for its exit code. None: it still runs."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    return process.returncode
+
+
 class Crew:
     """Workers of all kinds and some producers; `tend` replaces workers that have ended."""
 
     def __init__(self, stage: Stage, seed: int, *, producers: int = 4) -> None:
         self.surprises: list[str] = []
         """Processes that exited unexpectedly."""
-        self.ends: dict[str, int] = {}
+        self.ends: Counter[str] = Counter()
         self._stage = stage
         self._producers = producers
         self._seed = seed
         self._next: list[Mapping[str, str]] = []
         self._producing: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []
-        self._intruders: list[subprocess.Popen[bytes]] = []
 
     @property
     def journals(self) -> list[Path]:
@@ -108,10 +115,9 @@ class Crew:
             name = f"p{number}"
             silent = {"WITHOUT_REDIS": "1"} if name == WITHOUT_REDIS else {}
             journal = self._stage.folder / f"journal-{name}"
-            command = [sys.executable, "-m", "tests.e2e.chaos.producing.producer", name, str(self._seed), str(journal)]
-            with (self._stage.folder / f"{name}.log").open("ab") as log:
-                environment = self._stage.environment("producers", **silent)
-                self._producing.append(processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log))
+            command = ["tests.e2e.chaos.producing.producer", name, str(self._seed), str(journal)]
+            environment = self._stage.environment("producers", **silent)
+            self._producing.append(self._run(f"{name}.log", command, environment))
 
     def next_has(self, variables: Mapping[str, str]) -> None:
         """Set the environment of the next worker that fires in threads."""
@@ -119,11 +125,10 @@ class Crew:
 
     def intrude(self) -> bool:
         """Start a worker of another installation. Return False if one is still about to refuse."""
-        if not self._intruders:
-            environment = self._stage.environment("workers", INTRUDER, INSTALLATION="elsewhere")
-            self._intruders.append(self._run("intruders.log", WORKER, environment))
-            return True
-        return False
+        if any(worker.kind == INTRUDER for worker in self.workers):
+            return False
+        self._start(INTRUDER)
+        return True
 
     def tend(self) -> None:
         """Call it often."""
@@ -140,9 +145,6 @@ class Crew:
                 processes.kill(worker.process)
             elif "STOP_AT" in worker.variables and worker.stopped_since is None and worker.is_stopped():
                 worker.stopped_since = time.monotonic()
-        for intruder in [each for each in self._intruders if each.poll() is not None]:
-            self._intruders.remove(intruder)
-            self._note_refusal(intruder)
         for kind, size in SIZES.items():
             while sum(worker.kind == kind for worker in self.workers) < size:
                 self._start(kind)
@@ -152,9 +154,7 @@ class Crew:
         for process in self._producing:
             process.send_signal(signal.SIGTERM)
         for number, process in enumerate(self._producing):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(90)
-            if process.returncode != 0:
+            if _end_of(process, 90) != 0:
                 self.surprises.append(f"producer p{number} ended with {process.returncode}")
 
     def dismiss_the_doomed(self) -> None:
@@ -168,58 +168,48 @@ class Crew:
 
     def end(self) -> None:
         """Stop all workers and wait for them."""
-        for intruder in self._intruders:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                intruder.wait(END_SECONDS)
-            self._note_refusal(intruder)
-        for worker in self.workers:
+        for worker in [each for each in self.workers if each.kind != INTRUDER]:
             while worker.process.poll() is None and not worker.listens():
                 time.sleep(0.02)
             if not worker.is_told:
                 worker.tell()
         for worker in self.workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(END_SECONDS)
+            _end_of(worker.process)
             self._note_end(worker)
         self.workers.clear()
 
     def close(self) -> None:
         """Nothing runs any more, however it came to this."""
-        workers = [worker.process for worker in self.workers]
-        for process in [*workers, *self._intruders, *self._producing]:
+        for process in [*(worker.process for worker in self.workers), *self._producing]:
             processes.kill(process)
 
     def _start(self, kind: str) -> None:
         variables = self._next.pop(0) if self._next and kind == THREADS else {}
-        executor = {} if kind == THREADS else {"EXECUTOR": EXECUTOR}
-        user = CELERY if kind == CELERY else ""
-        environment = self._stage.environment("workers", user, **variables, **executor)
-        command, log = (CELERY_WORKER, "celery.log") if kind == CELERY else (WORKER, "workers.log")
-        self.workers.append(Worker(self._run(log, command, environment), variables, kind))
+        others = {
+            SENDER: {"EXECUTOR": EXECUTOR},
+            CELERY: {"EXECUTOR": EXECUTOR},
+            INTRUDER: {"INSTALLATION": "elsewhere"},
+        }
+        user = kind if kind in USERS else ""
+        environment = self._stage.environment("workers", user, **variables, **others.get(kind, {}))
+        process = self._run(f"{kind}.log", CELERY_WORKER if kind == CELERY else WORKER, environment)
+        self.workers.append(Worker(process, variables, kind))
 
     def _run(self, name: str, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._stage.folder / name).open("ab") as log:
             return processes.start([sys.executable, "-m", *command], env=environment, cwd=ROOT, stdout=log, stderr=log)
 
-    def _note_refusal(self, intruder: subprocess.Popen[bytes]) -> None:
-        if intruder.returncode == ANOTHER_INSTALLATION:
-            self.ends["refused"] = self.ends.get("refused", 0) + 1
-        else:
-            code = intruder.returncode
-            self.surprises.append(f"a worker of another installation ended with {code}; see intruders.log")
-
     def _note_end(self, worker: Worker) -> None:
         code = worker.process.returncode
         if worker.kind == CELERY:  # it may end when it loses its broker: its supervisor would start it again
             processes.kill(worker.process)
-            self.ends["celery"] = self.ends.get("celery", 0) + 1
-            return
-        dies = "KILL_AT" in worker.variables and code == -signal.SIGKILL
-        if worker.is_told and code == 0:
-            self.ends["stopped"] = self.ends.get("stopped", 0) + 1
-        elif dies:
-            words = f"killed at {worker.variables['KILL_AT']}"
-            self.ends[words] = self.ends.get(words, 0) + 1
+            self.ends["celery"] += 1
+        elif worker.kind == INTRUDER and code == ANOTHER_INSTALLATION:
+            self.ends["refused"] += 1
+        elif worker.is_told and code == 0:
+            self.ends["stopped"] += 1
+        elif "KILL_AT" in worker.variables and code == -signal.SIGKILL:
+            self.ends[f"killed at {worker.variables['KILL_AT']}"] += 1
         elif not (worker.is_ours_to_end and code == -signal.SIGKILL):
             told = " after SIGTERM" if worker.is_told else ""
-            self.surprises.append(f"a worker ended with {code}{told}; see workers.log")
+            self.surprises.append(f"a worker ended with {code}{told}; see {worker.kind}.log")

@@ -23,30 +23,31 @@ class Database:
     label: ClassVar[str]
     text: ClassVar[str]
     """The type of a string, for a cast."""
+    system: ClassVar[str] = ""
+    """The database that a new server has."""
+    users: ClassVar[Sequence[str]] = ()
+    """Statements that create a user."""
     server: Server | None = None
-
-    def __init__(self, folder: Path) -> None:
-        """Prepare it in `folder`; a server does not start yet."""
-
-    @classmethod
-    def missing(cls) -> str | None:
-        """Return a description of what is missing to run it, or None."""
-        raise NotImplementedError
 
     def set_up(self) -> None:
         """Create the empty database, on a server that runs."""
+        for statement in [f"CREATE DATABASE {NAME}", *(each.format(user) for user in USERS for each in self.users)]:
+            self._execute(self._connect(self.system), statement)
 
     def address(self, port: int, user: str) -> dict[str, str]:
         """Return the variables of `tests/settings.py` that lead to it through `port`."""
         raise NotImplementedError
 
-    def connect(self) -> Any:
+    def _connect(self, database: str) -> Any:
         """Return a DB-API connection in autocommit mode that bypasses the proxies. Raises an error of its driver."""
         raise NotImplementedError
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Execute a statement in a session of its own and return its rows. Raises an error of the driver."""
-        connection = self.connect()
+        return self._execute(self._connect(NAME), sql, values)
+
+    @staticmethod
+    def _execute(connection: Any, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
             cursor = connection.cursor()
             cursor.execute(sql, values) if values else cursor.execute(sql)
@@ -68,7 +69,8 @@ class Database:
 
 
 class Postgres(Database):
-    name, label, text = "postgresql", "postgres", "varchar"
+    name, label, text, system = "postgresql", "postgres", "varchar", "postgres"
+    users = ("CREATE ROLE {} SUPERUSER LOGIN",)
 
     class Server(PostgresServer):
         """A server that keeps what it has committed when it crashes (the machine does not)."""
@@ -79,21 +81,8 @@ class Postgres(Database):
     def __init__(self, folder: Path) -> None:
         self.server: Server = self.Server(folder)
 
-    @classmethod
-    def missing(cls) -> str | None:
-        return PostgresServer.missing()
-
-    def set_up(self) -> None:
-        with self._connect("postgres") as connection:
-            connection.execute(f"CREATE DATABASE {NAME}")
-            for user in USERS:
-                connection.execute(f"CREATE ROLE {user} SUPERUSER LOGIN")
-
     def address(self, port: int, user: str) -> dict[str, str]:
         return {"DB_NAME": NAME, "POSTGRESQL_URL": f"postgresql://{user or 'delayq'}@127.0.0.1:{port}/{NAME}"}
-
-    def connect(self) -> Any:
-        return self._connect(NAME)
 
     def _connect(self, database: str) -> Any:
         import psycopg
@@ -116,7 +105,8 @@ class Postgres(Database):
 
 
 class Mariadb(Database):
-    name, label, text = "mariadb", "mariadb", "char"
+    name, label, text, system = "mariadb", "mariadb", "char", "mysql"
+    users = ("CREATE USER '{}'@'127.0.0.1'", "GRANT ALL ON *.* TO '{}'@'127.0.0.1'")
 
     class Server(MariadbServer):
         """A server that keeps what it has committed when it is killed, and numbers what it has committed.
@@ -136,35 +126,14 @@ class Mariadb(Database):
     def __init__(self, folder: Path) -> None:
         self.server: Server = self.Server(folder)
 
-    @classmethod
-    def missing(cls) -> str | None:
-        return MariadbServer.missing()
-
-    def set_up(self) -> None:
-        self._execute(f"CREATE DATABASE {NAME} CHARACTER SET utf8mb4")
-        for user in USERS:
-            self._execute(f"CREATE USER '{user}'@'127.0.0.1'")
-            self._execute(f"GRANT ALL ON *.* TO '{user}'@'127.0.0.1'")
-
     def address(self, port: int, user: str) -> dict[str, str]:
         return {"DB_NAME": NAME, "MARIADB_URL": f"mysql://{user or 'root'}@127.0.0.1:{port}/{NAME}"}
-
-    def connect(self) -> Any:
-        return self._connect(NAME)
 
     def _connect(self, database: str) -> Any:
         import MySQLdb
 
-        return MySQLdb.connect(
-            host="127.0.0.1", port=self.server.port, user="root", database=database, charset="utf8mb4", autocommit=True
-        )
-
-    def _execute(self, sql: str) -> None:
-        connection = self._connect("mysql")
-        try:
-            connection.cursor().execute(sql)
-        finally:
-            connection.close()
+        where = {"host": "127.0.0.1", "port": self.server.port, "user": "root", "database": database}
+        return MySQLdb.connect(**where, charset="utf8mb4", autocommit=True)
 
     def end_sessions(self, share: float) -> None:
         own = "SELECT id FROM information_schema.processlist WHERE db = %s AND id <> CONNECTION_ID() AND RAND() < %s"
@@ -181,20 +150,19 @@ class Sqlite(Database):
         folder.mkdir()
         self._file = folder / f"{NAME}.sqlite3"
 
-    @classmethod
-    def missing(cls) -> str | None:
-        return None
+    def set_up(self) -> None:
+        """The first connection creates the file."""
 
     def address(self, port: int, user: str) -> dict[str, str]:
         return {"DB_NAME": str(self._file), "SESSION_USER": user}
 
-    def connect(self) -> sqlite3.Connection:
+    def _connect(self, database: str) -> sqlite3.Connection:
         return sqlite3.connect(self._file, timeout=20, isolation_level=None)
 
     def hold_write_lock(self) -> Callable[[], None]:
-        connection = self.connect()
+        connection = self._connect(NAME)
         connection.execute("BEGIN IMMEDIATE")
         return connection.close
 
 
-DATABASES: dict[str, type[Database]] = {each.name: each for each in (Postgres, Mariadb, Sqlite)}
+DATABASES: dict[str, type[Any]] = {each.name: each for each in (Postgres, Mariadb, Sqlite)}

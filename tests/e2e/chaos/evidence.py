@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,26 +135,13 @@ def moment(value: Any) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _operations(path: Path) -> list[Operation]:
-    producer = path.name.rpartition("-")[2]
-    found: dict[str, dict[str, Any]] = {}
+def _operations(path: Path) -> Iterator[Operation]:
+    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in journal.read(path):
-        known = found.setdefault(line["operation"], {"name": "", "claims": (), "words": ""})
-        known["step"] = line["step"]
-        known["ended_at"] = datetime.fromtimestamp(line["at"], UTC)
-        known.setdefault("began_at", known["ended_at"])
-        known.update({name: line[name] for name in ("name", "claims") if name in line})
-        known["words"] = line.get("error") or line.get("why") or known["words"]
-    return [
-        Operation(
-            id,
-            known["name"],
-            known["step"],
-            tuple(known["claims"]),
-            known["words"],
-            producer,
-            known["began_at"],
-            known["ended_at"],
-        )
-        for id, known in found.items()
-    ]
+        lines[line["operation"]].append(line)
+    for id, steps in lines.items():
+        began_at, ended_at = (datetime.fromtimestamp(steps[end]["at"], UTC) for end in (0, -1))
+        all_of_them = {name: value for line in steps for name, value in line.items()}
+        claims, error = all_of_them.get("claims", ()), all_of_them.get("error", "")
+        producer = path.name.rpartition("-")[2]
+        yield Operation(id, steps[0]["name"], steps[-1]["step"], claims, error, producer, began_at, ended_at)

@@ -14,17 +14,23 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.e2e.chaos.crew import THREADS, Crew, Worker
+from tests.e2e.chaos.crew import SENDER, THREADS, Crew, Worker
 from tests.e2e.chaos.databases import CELERY
-from tests.e2e.chaos.stage import DURATIONS, Stage
+from tests.e2e.chaos.stage import DURATIONS, SIDES, Stage, signal_all
+from tests.engine.fault_proxy import Fault
 from tools import processes
+from tools.servers import Server
 
 GAP_SECONDS = (0.2, 1.2)
+COMMIT = b"COMMIT"
+"""As psycopg and mysqlclient send it."""
+MOST_CUTS = 8
 STEPS = ("planned", "noted", "begun", "locked", "checked", "marked", "handled", "committed", "settled", "reported")
 PAST_A_LEASE = 1.5
 """How long a worker sleeps, in leases."""
@@ -61,33 +67,33 @@ class Faults:
         """End all faults: the servers run, no process is suspended, the proxies pass everything."""
         while self._agenda:
             heapq.heappop(self._agenda)[2]()
-        self._stage.proxies.calm()
+        for proxy in self._stage.proxies.values():
+            proxy.heal()
         self._wake_sleepers(float("inf"))
         self._crew.dismiss_the_doomed()
 
     def _shuffled(self) -> Iterator[tuple[str, Callable[[], bool]]]:
-        kinds = sorted(self._kinds().items())
+        kinds = sorted({**self._kinds_of_database(), **self._kinds_of_others()}.items())
         while True:
             yield from self._plan.sample(kinds, len(kinds))
 
-    def _kinds(self) -> dict[str, Callable[[], bool]]:
-        return {**self._kinds_of_database(), **self._kinds_of_others()}
-
     def _kinds_of_database(self) -> dict[str, Callable[[], bool]]:
         label = self._stage.database.label
-        if self._stage.database.server is None:
+        database, server = self._stage.database, self._stage.database.server
+        if server is None:
             return {f"{label} locked": self._lock_database}
         return {
-            f"{label} restart": self._restart_database,
+            f"{label} restart": lambda: self._take_down("database", database.crash, server.start),
             f"{label} sessions ended": self._end_sessions,
-            f"{label} COMMIT not sent": lambda: self._cut("database", "before_commit", 4),
-            f"{label} COMMIT not answered": lambda: self._cut("database", "after_commit", 4),
-            f"{label} requests lost": lambda: self._cut("database", "request", 4),
-            f"{label} answers lost": lambda: self._cut("database", "reply", 4),
-            f"{label} silent": lambda: self._stall("database"),
+            f"{label} COMMIT not sent": lambda: self._cut("database", Fault.RESET_BEFORE, COMMIT),
+            f"{label} COMMIT not answered": lambda: self._cut("database", Fault.RESET_AFTER, COMMIT),
+            f"{label} requests lost": lambda: self._cut("database", Fault.RESET_BEFORE),
+            f"{label} answers lost": lambda: self._cut("database", Fault.RESET_AFTER),
+            f"{label} silent": lambda: self._silence("database", server),
         }
 
     def _kinds_of_others(self) -> dict[str, Callable[[], bool]]:
+        stage = self._stage
         return {
             "worker SIGKILL": self._kill_worker,
             "worker killed at a step": lambda: self._doom("KILL_AT"),
@@ -97,26 +103,38 @@ class Faults:
             "worker of another installation": self._crew.intrude,
             "celery SIGKILL": lambda: self._kill_worker(CELERY),
             "celery SIGTERM": lambda: self._tell_worker(CELERY),
-            "celery messages lost": self._lose_messages,
-            "celery broker SIGKILL": self._kill_broker,
+            "celery messages lost": lambda: self._ask("broker", "DEL", "celery"),
+            "celery broker SIGKILL": lambda: self._take_down("broker", stage.broker.kill, stage.broker.start),
             "redis SIGKILL, log kept": lambda: self._kill_redis(keeps=True),
             "redis SIGKILL, all lost": lambda: self._kill_redis(keeps=False),
-            "redis silent": self._stop_redis,
-            "redis FLUSHALL": lambda: self._ask_redis("FLUSHALL"),
-            "redis SCRIPT FLUSH": lambda: self._ask_redis("SCRIPT", "FLUSH"),
-            "redis CLIENT KILL": lambda: self._ask_redis("CLIENT", "KILL", "SKIPME", "yes"),
-            "redis CLIENT PAUSE": lambda: self._ask_redis("CLIENT", "PAUSE", str(self._random.randint(300, 2500))),
-            "redis requests lost": lambda: self._cut("redis", "request", 10),
-            "redis answers lost": lambda: self._cut("redis", "reply", 10),
+            "redis silent": lambda: self._silence("redis", stage.redis),
+            "redis FLUSHALL": lambda: self._ask("redis", "FLUSHALL"),
+            "redis SCRIPT FLUSH": lambda: self._ask("redis", "SCRIPT", "FLUSH"),
+            "redis CLIENT KILL": lambda: self._ask("redis", "CLIENT", "KILL", "SKIPME", "yes"),
+            "redis CLIENT PAUSE": lambda: self._ask("redis", "CLIENT", "PAUSE", str(self._random.randint(300, 2500))),
+            "redis requests lost": lambda: self._cut("redis", Fault.RESET_BEFORE),
+            "redis answers lost": lambda: self._cut("redis", Fault.RESET_AFTER),
         }
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time.monotonic() + seconds, next(self._ties), action))
+    def _take_down(self, server: str, begin: Callable[[], object], end: Callable[[], object]) -> bool:
+        """Do `begin` to a server that is up, and some time later `end`."""
+        if server in self._down:
+            return False
+        begin()
+        self._down.add(server)
+
+        def over() -> None:
+            end()
+            self._down.discard(server)
+
+        over_at = time.monotonic() + self._random.uniform(0.0, 3.0)
+        heapq.heappush(self._agenda, (over_at, next(self._ties), over))
+        return True
 
     def _a_worker(self, kind: str | None = None) -> Worker | None:
         """Return one of this kind; None: of any but Celery's, which have faults of their own."""
         plain = [worker for worker in self._crew.workers if worker.is_plain and worker.process.poll() is None]
-        plain = [worker for worker in plain if (worker.kind == kind if kind else worker.kind != CELERY)]
+        plain = [worker for worker in plain if worker.kind in ({kind} if kind else {THREADS, SENDER})]
         return self._random.choice(plain) if plain else None
 
     def _kill_worker(self, kind: str | None = None) -> bool:
@@ -155,75 +173,21 @@ class Faults:
                 worker.stopped_since, worker.variables = None, {}
 
     def _kill_redis(self, *, keeps: bool) -> bool:
-        if "redis" in self._down:
-            return False
-        self._down.add("redis")
-        self._stage.redis.kill()
-
         def start() -> None:
             self._stage.redis.keeps = keeps
             self._stage.redis.start()
-            self._down.discard("redis")
 
-        self._later(self._random.uniform(0.0, 3.0), start)
-        return True
+        return self._take_down("redis", self._stage.redis.kill, start)
 
-    def _stop_redis(self) -> bool:
-        if "redis" in self._down:
+    def _ask(self, name: str, *words: str) -> bool:
+        if name in self._down:
             return False
-        self._down.add("redis")
-        self._stage.redis.signal(signal.SIGSTOP)
-
-        def resume() -> None:
-            self._stage.redis.signal(signal.SIGCONT)
-            self._down.discard("redis")
-
-        self._later(self._random.uniform(0.5, 3.0), resume)
-        return True
-
-    def _ask_redis(self, *words: str) -> bool:
-        if "redis" in self._down:
-            return False
-        options = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0)}
-        with contextlib.suppress(redis.RedisError), redis.Redis(port=self._stage.redis.port, **options) as client:  # type: ignore[arg-type]
+        server = self._stage.redis if name == "redis" else self._stage.broker
+        options: Any = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0)}
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=server.port, **options) as client:
             client.execute_command(*words)
             return True
         return False
-
-    def _lose_messages(self) -> bool:
-        """Delete the messages that no process of Celery has received."""
-        if "broker" in self._down:
-            return False
-        with redis.Redis(port=self._stage.broker.port) as client:
-            client.flushall()
-        return True
-
-    def _kill_broker(self) -> bool:
-        if "broker" in self._down:
-            return False
-        self._down.add("broker")
-        self._stage.broker.kill()
-
-        def start() -> None:
-            self._stage.broker.start()
-            self._down.discard("broker")
-
-        self._later(self._random.uniform(0.0, 3.0), start)
-        return True
-
-    def _restart_database(self) -> bool:
-        server = self._stage.database.server
-        if server is None or "database" in self._down:
-            return False
-        self._down.add("database")
-        self._stage.database.crash()
-
-        def start() -> None:
-            server.start()
-            self._down.discard("database")
-
-        self._later(self._random.uniform(0.0, 2.0), start)
-        return True
 
     def _end_sessions(self) -> bool:
         if "database" in self._down:
@@ -235,26 +199,20 @@ class Faults:
 
     def _lock_database(self) -> bool:
         """Keep all from writing for a while, as another program with the file does."""
-        if "database" in self._down:
-            return False
         with contextlib.suppress(Exception):
-            unlock = self._stage.database.hold_write_lock()
-            self._down.add("database")
-
-            def end() -> None:
-                unlock()
-                self._down.discard("database")
-
-            self._later(self._random.uniform(0.3, 2.5), end)
-            return True
+            unlocks: list[Callable[[], None]] = []
+            lock = self._stage.database.hold_write_lock
+            return self._take_down("database", lambda: unlocks.append(lock()), lambda: unlocks.pop()())
         return False
 
-    def _cut(self, server: str, fault: str, most: int) -> bool:
-        side = self._random.choice(["producers", "workers"])
-        self._stage.proxies.order(f"{server}-{side}", fault, count=self._random.randint(1, most))
-        return server not in self._down
+    def _silence(self, name: str, server: Server) -> bool:
+        """Suspend a server: its connections stay open, and nothing answers."""
+        return self._take_down(
+            name, lambda: signal_all(server, signal.SIGSTOP), lambda: signal_all(server, signal.SIGCONT)
+        )
 
-    def _stall(self, server: str) -> bool:
-        side = self._random.choice(["producers", "workers"])
-        self._stage.proxies.order(f"{server}-{side}", "stall", seconds=self._random.uniform(0.3, 2.5))
+    def _cut(self, server: str, fault: Fault, only: bytes = b"") -> bool:
+        side = self._random.choice(SIDES)
+        for _ in range(self._random.randint(1, MOST_CUTS)):
+            self._stage.proxies[f"{server}-{side}"].inject(fault, only)
         return server not in self._down

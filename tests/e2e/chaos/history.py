@@ -14,11 +14,20 @@ from typing import Any
 
 from tests.e2e.chaos.audit import AUTOMATIC_SECONDS, SHORTEST_DELAY
 from tests.e2e.chaos.evidence import NEVER, Evidence, Note
-from tests.e2e.chaos.verdict import Violation
 
 AUTOMATIC = "cancel_unpaid"
 AT_LEAST_ONCE = {"send_outside"}
-FOREVER = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A violated guarantee; `kind` in a word or two, `words` with the details."""
+
+    kind: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.words}"
 
 
 @dataclass(slots=True)
@@ -39,7 +48,7 @@ class Subject:
 
     name: tuple[int, str, str]
     state: str = "none"
-    deadline: datetime | None = None
+    deadline: datetime = NEVER
     known_at: datetime = NEVER
     """When it was scheduled at the latest."""
 
@@ -48,7 +57,7 @@ class Subject:
 
     def close(self) -> None:
         if self.state == "pending":
-            self.state, self.deadline = "closed", None
+            self.state, self.deadline = "closed", NEVER
 
     def __str__(self) -> str:
         order, policy, key = self.name
@@ -67,26 +76,6 @@ class History:
         self._changed_at: list[datetime] = []
         """When the answers to changes of the delay came; `schedule_by_policy` allows for the shortest one."""
         self._evidence = evidence
-        self._verbs = {
-            "place": self._place,
-            "count_anew": self._count_anew,
-            "reopen": self._reopen,
-            "remove": self._remove,
-            "pay": self._pay,
-            "schedule": self._schedule,
-            "keep": self._keep,
-            "move": self._move,
-            "extend": self._extend,
-            "cancel": self._cancel,
-            "pay_in_time": self._pay_in_time,
-            "schedule_by_policy": self._schedule_by_policy,
-            "pause": self._stop,
-            "hold": self._stop,
-            "resume": self._resume,
-            "refire": self._refire,
-            "change_delay": lambda _, claim: self._changed_at.append(claim["ended_at"]),
-            "shadow": lambda *_: None,  # workers follow within two seconds, and a suspended one later
-        }
 
     def replay(self) -> None:
         """Everything in its order."""
@@ -96,7 +85,8 @@ class History:
             elif what["verb"].endswith("_many"):
                 self._many(what)
             else:
-                self._verbs[what["verb"]](self._subject(what["order"], what["policy"], what["key"]), what)
+                act = getattr(self, f"_{what['verb']}")
+                act(self._subject(what["order"], what["policy"], what["key"]), what)
 
     def _events(self) -> Iterator[tuple[int, Any]]:
         for operation in self._evidence.operations:
@@ -108,7 +98,8 @@ class History:
             if note.kind == "effect" and note.before is None:
                 yield note.number, note
             elif note.kind == "order" and note.before is None and note.after and note.after["note"].startswith("out-"):
-                yield note.number, _placed_outside(note.after)
+                order = {"order": note.after["id"], "policy": AUTOMATIC, "key": "", "was": None}
+                yield note.number, {"verb": "place", **order, "since": note.after["created_at"]}
 
     def _subject(self, order: int, policy: str, key: str) -> Subject:
         name = (order, policy, key)
@@ -127,16 +118,9 @@ class History:
         self.orders[order] = status
 
     def _place(self, subject: Subject, claim: Mapping[str, Any]) -> None:
-        self._become(subject.name[0], "unpaid", only_from=None)
-        subject.pend(_due(claim["since"]))
-
-    def _count_anew(self, subject: Subject, claim: Mapping[str, Any]) -> None:
-        self._become(subject.name[0], "unpaid", only_from="unpaid")
-        subject.pend(_due(claim["since"]))
-
-    def _reopen(self, subject: Subject, claim: Mapping[str, Any]) -> None:
-        self._become(subject.name[0], "unpaid", only_from="cancelled")
-        subject.pend(_due(claim["since"]))
+        """It is new, counted anew, or open again."""
+        self._become(subject.name[0], "unpaid", only_from=claim["was"])
+        subject.pend(_moment(claim["since"]) + timedelta(seconds=AUTOMATIC_SECONDS))
 
     def _remove(self, subject: Subject, _: Mapping[str, Any]) -> None:
         self.orders.pop(subject.name[0], None)
@@ -158,13 +142,12 @@ class History:
 
     def _pay_in_time(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         """The deadline decides: by the clock between the beginning of the call and its answer."""
-        deadline = subject.deadline or FOREVER
         if claim["answer"] != "too late":
-            if subject.state == "pending" and deadline <= _moment(claim["asked"]):
-                self._say("answer", subject, f"the strict guard let a payment through, after {deadline}")
+            if subject.deadline <= _moment(claim["asked"]) and subject.state == "pending":
+                self._say("answer", subject, f"the strict guard let a payment through, after {subject.deadline}")
             self._pay(subject, claim)
-        elif subject.state != "fired" and deadline > _moment(claim["heard"]):
-            self._say("answer", subject, f"the strict guard refused a payment before {deadline}")
+        elif subject.deadline > _moment(claim["heard"]) and subject.state != "fired":
+            self._say("answer", subject, f"the strict guard refused a payment before {subject.deadline}")
 
     def _schedule(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         subject.pend(self._given(subject, claim))
@@ -183,11 +166,19 @@ class History:
             self._say("doubled", subject, "was repeated while it was pending")
         subject.pend(self._given(subject, claim))
 
-    def _stop(self, subject: Subject, claim: Mapping[str, Any]) -> None:
-        policy, is_hold = subject.name[1], claim["verb"] == "hold"
+    def _change_delay(self, _: Subject, claim: Mapping[str, Any]) -> None:
+        self._changed_at.append(claim["ended_at"])
+
+    def _shadow(self, *_: object) -> None:
+        """Workers follow within two seconds, and a suspended one later."""
+
+    def _pause(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         self._resume(subject, claim)
-        until = self._evidence.released_at if is_hold else _moment(claim["until"])
-        self.stops.append(Stop(policy, claim["ended_at"], until, is_hold))
+        self.stops.append(Stop(subject.name[1], claim["ended_at"], _moment(claim["until"]), is_hold=False))
+
+    def _hold(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        self._resume(subject, claim)
+        self.stops.append(Stop(subject.name[1], claim["ended_at"], self._evidence.released_at, is_hold=True))
 
     def _resume(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         """End the stop of the policy. After a hold its pending deadlines are later by at least the certain part."""
@@ -238,20 +229,26 @@ class History:
             self._say("answer", subject, f"was reported as due at {answer}, not at {subject.deadline}")
 
     def _many(self, claim: Mapping[str, Any]) -> None:
-        verb = claim["verb"]
+        """A bulk verb has changed those of its subjects that it should have."""
+        verb, deadline = claim["verb"], _moment(claim["deadline"])
         subjects = [self._subject(order, claim["policy"], claim["key"]) for order in claim["orders"]]
-        changed = _concerned(verb, subjects, claim)
-        if len(changed) != claim["answer"]:
-            self._say("answer", f"{verb} of {claim['policy']}", f"counted {claim['answer']}, not {len(changed)}")
-        for subject in changed:
+        if verb == "keep_many":
+            subjects = [subject for subject in subjects if subject.state != "pending"]
+        elif verb != "replace_many":
+            subjects = [subject for subject in subjects if subject.state == "pending"]
+        if verb == "postpone_many":
+            subjects = [subject for subject in subjects if subject.deadline < deadline]
+        if len(subjects) != claim["answer"]:
+            self._say("answer", f"{verb} of {claim['policy']}", f"counted {claim['answer']}, not {len(subjects)}")
+        for subject in subjects:
             if verb == "cancel_many":
                 subject.close()
             elif verb == "extend_many":
                 _shift(subject, claim["seconds"])
             elif verb == "fire_now_many":  # the deadline is a time during the call, unless it had passed before
-                subject.deadline = min(subject.deadline or FOREVER, _moment(claim["deadline"]))
+                subject.deadline = min(subject.deadline, deadline)
             else:
-                subject.pend(_moment(claim["deadline"]))
+                subject.pend(deadline)
 
     def _fire(self, effect: Note) -> None:
         assert effect.after is not None
@@ -268,37 +265,16 @@ class History:
         if subject.state != "pending":
             kind = {"fired": "doubled", "none": "phantom"}.get(subject.state, "after cancel")
             self._say(kind, subject, f"had an effect at {effect.at}, when it was {subject.state}")
-        elif subject.deadline is not None and effect.at < subject.deadline:
+        elif effect.at < subject.deadline:
             self._say("early", subject, f"had an effect at {effect.at}, before {subject.deadline}")
         subject.state = "fired"
         if subject.name[1] == AUTOMATIC:
             self._become(subject.name[0], "cancelled", only_from="unpaid")
 
 
-def _concerned(verb: str, subjects: list[Subject], claim: Mapping[str, Any]) -> list[Subject]:
-    """Those of `subjects` that a bulk verb should have changed."""
-    if verb == "replace_many":
-        return subjects
-    if verb == "keep_many":
-        return [subject for subject in subjects if subject.state != "pending"]
-    pending = [subject for subject in subjects if subject.state == "pending"]
-    if verb == "postpone_many":
-        return [subject for subject in pending if (subject.deadline or FOREVER) < _moment(claim["deadline"])]
-    return pending
-
-
-def _placed_outside(order: Mapping[str, Any]) -> dict[str, Any]:
-    return {"verb": "place", "order": order["id"], "policy": AUTOMATIC, "key": "", "since": order["created_at"]}
-
-
 def _moment(text: Any) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _due(since: str) -> datetime:
-    return _moment(since) + timedelta(seconds=AUTOMATIC_SECONDS)
-
-
 def _shift(subject: Subject, seconds: float) -> None:
-    assert subject.deadline is not None
     subject.deadline += timedelta(seconds=seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.e2e.chaos.crew import WITHOUT_REDIS
 from tests.e2e.chaos.databases import CELERY
 from tests.e2e.chaos.evidence import Evidence, Operation
-from tests.e2e.chaos.verdict import Violation
+from tests.e2e.chaos.history import Violation
 
 SHOWN = 20
 PROMISES = ("lost", "doubled", "early", "after cancel")
@@ -30,17 +30,19 @@ class Result:
     ends: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        steps = Counter(map(self._outcome, self.evidence.operations))
+        operations = self.evidence.operations
+        steps = Counter(map(self._outcome, operations))
+        without_push = sum(each.producer == WITHOUT_REDIS and bool(each.claims) for each in operations)
         states = Counter(row.state for row in self.evidence.ledger.values())
         drained = "never" if self.drained_after is None else f"after {self.drained_after:.1f} s"
         lines = [
             f"chaos  seed {self.seed}  {self.seconds:.0f} s of faults, drained {drained}",
-            f"operations  {len(self.evidence.operations)}: {_told(steps)}",
+            f"operations  {len(operations)}: {_told(steps)}",
             f"timeouts  {len(self.evidence.ledger)}: {_told(states)}; effects {len(self.evidence.effects)}",
             f"latest  {self._latest()}",
             f"faults  {sum(self.faults.values())}: {_told(self.faults)}",
             f"connections cut  {sum(self.cuts.values())}: {_told(self.cuts)}",
-            f"pushes never made  {sum(map(_is_without_push, self.evidence.operations))} operations' worth",
+            f"pushes never made  {without_push} operations' worth",
             f"workers  {_told(self.ends)}; effects by Celery {self.by_celery}",
             f"violations  {len(self.violations)}: {_told(Counter(one.kind for one in self.violations))}",
             *(f"  {one}" for one in self.violations[:SHOWN]),
@@ -56,11 +58,9 @@ class Result:
     def verdict(self) -> str:
         """Return one line, aligned with those of other runs."""
         kinds = Counter(one.kind for one in self.violations)
-        counts = [
-            *((name, kinds[name]) for name in PROMISES),
-            ("other", len(self.violations) - sum(kinds[name] for name in PROMISES)),
-        ]
-        broken = ", ".join(f"{name} {count}" for name, count in counts)
+        counts = {name: kinds[name] for name in PROMISES}
+        counts["other"] = len(self.violations) - sum(counts.values())
+        broken = ", ".join(f"{name} {count}" for name, count in counts.items())
         return (
             f"{'FAILED' if self.violations else 'passed'}  seed {self.seed:<10} {broken};"
             f" timeouts {len(self.evidence.ledger):5}, effects {len(self.evidence.effects):5},"
@@ -69,21 +69,16 @@ class Result:
 
     def _latest(self) -> str:
         """Return the timeout that fired latest after its deadline, to explain a slow run."""
-        fired = [row for row in self.evidence.ledger.values() if row.state == "fired"]
-        if not fired:
+        fired = (row for row in self.evidence.ledger.values() if row.state == "fired")
+        row = max(fired, key=lambda row: row.late, default=None)
+        if row is None:
             return "none"
-        row = max(fired, key=lambda row: row.late)
         return f"timeout {row.id} ({row.policy}), {row.late:.1f} s after its deadline, at attempt {row.attempts}"
 
     def _outcome(self, operation: Operation) -> str:
         if operation.last_step not in ("resolved", "uncertain", "commit", "begin"):
             return operation.last_step
         return "uncertain, committed" if operation.id in self.evidence.committed else "uncertain, not committed"
-
-
-def _is_without_push(operation: Operation) -> bool:
-    """Return whether its producer has no Redis."""
-    return operation.producer == WITHOUT_REDIS and bool(operation.claims)
 
 
 def _told(counts: Mapping[str, int]) -> str:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ from tests.e2e.chaos.crew import Crew
 from tests.e2e.chaos.databases import DATABASES, Database
 from tests.e2e.chaos.evidence import gather, moment
 from tests.e2e.chaos.faults import Faults
+from tests.e2e.chaos.history import Violation
 from tests.e2e.chaos.oracle import judge
 from tests.e2e.chaos.report import Result
 from tests.e2e.chaos.stage import ROOT, Stage
-from tests.e2e.chaos.verdict import Violation
+from tests.support.waiting import wait_until
 from tools import processes
 
-WARM_UP_SECONDS = 60.0
 BRAKE_SECONDS = 3.0
 """Until every worker knows that a brake was removed."""
 SQLITE_TRIES = 5
@@ -55,26 +54,25 @@ def run(folder: Path, seed: int, seconds: float, database: str = "postgresql") -
             crew.stop_producing()
             released_at = _release(stage)
             drained_after = _drain(stage, crew)
-            cuts = stage.proxies.counts()
+            cuts = {
+                f"{name} {fault.value}": n for name, proxy in stage.proxies.items() for fault, n in proxy.met.items()
+            }
             crew.end()
         finally:
             crew.close()
         evidence = gather(stage.database, crew.journals, released_at)
-    violations = judge(evidence)
-    violations += [Violation("process", words) for words in crew.surprises]
+    violations = [*judge(evidence), *(Violation("process", words) for words in crew.surprises)]
     if drained_after is None:
         violations.append(Violation("lost", f"nothing was settled for {STALL_SECONDS:g} s while something was due"))
-    cut = Counter({f"{name} {fault}": count for name, had in cuts.items() for fault, count in had.items()})
-    return Result(seed, seconds, drained_after, evidence, violations, faults.counts, cut, crew.ends)
+    return Result(seed, seconds, drained_after, evidence, violations, faults.counts, cuts, crew.ends)
 
 
 def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:
-    deadline = time.monotonic() + WARM_UP_SECONDS
-    while not _number(stage.database, "SELECT count(*) FROM testapp_effect"):
+    def fires() -> bool:
         crew.tend()
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing fires even before the first fault; logs are in {stage.folder}")
-        time.sleep(0.05)
+        return _number(stage.database, "SELECT count(*) FROM testapp_effect") > 0
+
+    wait_until(fires, f"something fires, before the first fault; logs are in {stage.folder}")
 
 
 def _release(stage: Stage) -> datetime:
@@ -146,26 +144,28 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="where logs, journals and the database's files stay")
     options = parser.parse_args()
     first = options.seed if options.seed is not None else random.randrange(10**9)
-    verdicts: list[str] = []
-    for seed in range(first, first + options.runs):
-        _print(f"seed {seed}")
-        folder = options.keep / str(seed) if options.keep else Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            result = run(folder, seed, 60 * options.minutes, options.db)
-        except Exception:
-            _print(f"{traceback.format_exc()}the run itself failed; its files: {folder}")
-            verdicts.append(f"FAILED  seed {seed:<10} the run itself failed")
-            continue
-        _print(str(result))
-        verdicts.append(result.verdict)
-        if result.violations:
-            _print(f"logs, journals and the database's files: {folder}")
-        elif options.keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    verdicts = [_run(seed, options) for seed in range(first, first + options.runs)]
     passed = sum(line.startswith("passed") for line in verdicts)
     _print("\n".join([*verdicts, *([f"{passed} of {options.runs} runs passed"] if options.runs > 1 else [])]))
     return 0 if passed == options.runs else 1
+
+
+def _run(seed: int, options: argparse.Namespace) -> str:
+    """Run once and print the result; return the line of the verdict."""
+    _print(f"seed {seed}")
+    folder = options.keep / str(seed) if options.keep else Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        result = run(folder, seed, 60 * options.minutes, options.db)
+    except Exception:
+        _print(f"{traceback.format_exc()}the run itself failed; its files: {folder}")
+        return f"FAILED  seed {seed:<10} the run itself failed"
+    _print(str(result))
+    if result.violations:
+        _print(f"logs, journals and the database's files: {folder}")
+    elif options.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result.verdict
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from tests.e2e.chaos import audit
 from tests.e2e.chaos.databases import DATABASES
-from tools import processes
-from tools.servers import RedisServer
+from tests.engine.fault_proxy import FaultProxy
+from tools.servers import RedisServer, Server
 
 ROOT = Path(__file__).resolve().parents[3]
 DURATIONS = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0, "SYNC_INTERVAL": 6.0}
@@ -32,50 +32,15 @@ class Redis(RedisServer):
             words[words.index("--appendonly") + 1] = "yes"
         return words
 
-    def signal(self, number: int) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
 
-
-class Proxies:
-    """The process of `proxy.py`."""
-
-    def __init__(self, targets: dict[str, int], log: Path) -> None:
-        command = [sys.executable, "-m", "tests.e2e.chaos.proxy", json.dumps(targets)]
-        pipe = subprocess.PIPE
-        with log.open("ab") as errors:
-            self._process = processes.start(command, stdin=pipe, stdout=pipe, stderr=errors, cwd=ROOT)
-        self.ports: dict[str, int] = self._hear()
-
-    def order(self, name: str, fault: str, **what: Any) -> None:
-        self._tell({"name": name, "fault": fault, **what})
-
-    def calm(self) -> None:
-        self._tell("calm")
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Return the number of faults by proxy and kind."""
-        self._tell(None)
-        counts: dict[str, dict[str, int]] = self._hear()
-        return counts
-
-    def close(self) -> None:
-        processes.kill(self._process)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _tell(self, order: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write((json.dumps(order) if order is not None else "").encode() + b"\n")
-        self._process.stdin.flush()
-
-    def _hear(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the proxies ended by themselves, with {self._process.wait()}")
-        return json.loads(line)
+def signal_all(server: Server, number: int) -> None:
+    """Signal the process of a server, and those that it has started."""
+    if server.process is not None:
+        pid = server.process.pid
+        os.kill(pid, number)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), number)
 
 
 class Stage:
@@ -88,7 +53,8 @@ class Stage:
         self.redis = Redis(folder / "redis")
         self.broker = Redis(folder / "broker")
         """The server of Celery's messages."""
-        self.proxies: Proxies
+        self.proxies: dict[str, FaultProxy] = {}
+        """One for each server and side."""
         self._standing = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -106,9 +72,9 @@ class Stage:
         servers = {"redis": self.redis.port}
         if self.database.server is not None:
             servers["database"] = self.database.server.port
-        targets = {f"{server}-{side}": port for server, port in servers.items() for side in SIDES}
-        self.proxies = Proxies(targets, self.folder / "proxies.log")
-        standing.callback(self.proxies.close)
+        for name, port in servers.items():
+            for side in SIDES:
+                self.proxies[f"{name}-{side}"] = standing.enter_context(FaultProxy(("127.0.0.1", port)))
         self.database.set_up()
         command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"]
         subprocess.run(command, env=self.environment("workers"), cwd=ROOT, check=True)
@@ -122,7 +88,7 @@ class Stage:
 
         `user`: of its sessions in the database, if not the usual one.
         """
-        ports = self.proxies.ports
+        ports = {name: proxy.port for name, proxy in self.proxies.items()}
         named = {
             "DB": self.database.name,
             "PREFIX": "chaos",

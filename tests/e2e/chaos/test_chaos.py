@@ -12,9 +12,8 @@ import pytest
 
 from django_delayq.firing.handler import CHECKPOINTS
 from tests.e2e.chaos import faults
-from tests.e2e.chaos.databases import Postgres
 from tests.e2e.chaos.run import run
-from tests.e2e.chaos.stage import Redis
+from tools.servers import PostgresServer, RedisServer
 
 pytestmark = pytest.mark.dialect
 
@@ -28,7 +27,7 @@ def servers_of_its_own() -> None:
     """Run in one stage of the suite only, because it always starts its own PostgreSQL."""
     if os.environ.get("DELAYQ_TEST_DB") != "postgresql":
         pytest.skip("the chaos runs in the stage of PostgreSQL")
-    missing = Postgres.missing() or Redis.missing()
+    missing = PostgresServer.missing() or RedisServer.missing()
     if missing and os.environ.get("CI") == "true":
         pytest.fail(missing)
     if missing:

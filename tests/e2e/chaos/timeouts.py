@@ -29,28 +29,13 @@ def falter(order: Order, timeout: Timeout) -> None:
         raise RuntimeError("not yet")
 
 
-@timeout_policy(Order)
-def chill(order: Order, timeout: Timeout) -> None:
-    """Scheduled by hand; operators hold it and release it."""
-    Effect.objects.create(what="chill", object_id=order.pk, timeout_id=timeout.pk)
-
-
-@timeout_policy(Order, after=timedelta(seconds=2))
-def decay(order: Order, timeout: Timeout) -> None:
-    """Scheduled with the delay in force, which operators change."""
-    Effect.objects.create(what="decay", object_id=order.pk, timeout_id=timeout.pk)
-
-
-@timeout_policy(Order)
-def ghost(order: Order, timeout: Timeout) -> None:
-    """In shadow mode at times."""
-    Effect.objects.create(what="ghost", object_id=order.pk, timeout_id=timeout.pk)
-
-
-@timeout_policy(Order, brake=Brake(4, per=timedelta(seconds=10)))
-def rush(order: Order, timeout: Timeout) -> None:
-    """Paused by its brake again and again."""
-    Effect.objects.create(what="rush", object_id=order.pk, timeout_id=timeout.pk)
+@timeout_policy(Order, name="chill")
+@timeout_policy(Order, name="decay", after=timedelta(seconds=2))
+@timeout_policy(Order, name="ghost")
+@timeout_policy(Order, name="rush", brake=Brake(4, per=timedelta(seconds=10)))
+def act(order: Order, timeout: Timeout) -> None:
+    """Operators hold it and release it, change its delay, have it in shadow mode at times; its brake pauses it."""
+    Effect.objects.create(what=timeout.policy.rpartition(".")[2], object_id=order.pk, timeout_id=timeout.pk)
 
 
 # A slot that a worker misses by more than a sixteenth of the period is lost, so the period is long: all cores are busy.

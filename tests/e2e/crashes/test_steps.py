@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,21 +55,6 @@ def check(row: Timeout) -> None:
     }
 
 
-def kill_one(worker: subprocess.Popen[bytes]) -> None:
-    """Wait until the worker is killed at its checkpoint, or all is done; then it is killed, too."""
-    wait_until(lambda: worker.poll() is not None or settled(3)(), "it is killed, or all is done")
-    worker.kill()
-    assert worker.wait(30) == -signal.SIGKILL
-
-
-def let_one_act(worker: subprocess.Popen[bytes]) -> None:
-    """Kill the worker when it has had an effect, wherever it is then."""
-    before = Effect.objects.count()
-    wait_until(lambda: Effect.objects.count() > before or settled(3)(), "it has an effect")
-    worker.kill()
-    worker.wait(30)
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "source"),
     [("marked", "redis"), ("committed", "ledger"), ("settled", "redis")],
@@ -78,13 +62,15 @@ def let_one_act(worker: subprocess.Popen[bytes]) -> None:
 def test_whatever_worker_is_killed_the_steps_run_in_order(
     start_worker: StartWorker, policy: Any, checkpoint: str, source: str
 ) -> None:
-    """Kill one worker after the other, every second one at `checkpoint`."""
+    """Kill one worker after the other: at `checkpoint`, or when it has had an effect, wherever it is then."""
     variables = {"POLICIES": "collect"} | ({"WITHOUT_REDIS": "1"} if source == "ledger" else {})
     rows = [dq.schedule_timeout(Order.objects.create(status="new"), policy, seconds=6) for _ in range(3)]
-    for _ in range(2):
-        kill_one(start_worker(KILL_AT=checkpoint, **variables))
-        if not settled(3)():
-            let_one_act(start_worker(**variables))
+    for doom in ({"KILL_AT": checkpoint}, {}, {"KILL_AT": checkpoint}, {}):
+        worker, before = start_worker(**doom, **variables), Effect.objects.count()
+        acts = (lambda: worker.poll() is not None) if doom else (lambda: Effect.objects.count() > before)  # noqa: B023
+        wait_until(lambda: acts() or settled(3)(), "it is killed, has an effect, or all is done")  # noqa: B023
+        worker.kill()
+        assert worker.wait(30) == -signal.SIGKILL
     heir = start_worker(**variables)
     wait_until(settled(3), "the last one has done the rest")
     heir.kill()

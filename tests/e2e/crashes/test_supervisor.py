@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.worker import Worker
-from django_delayq.worker.supervisor import default_count
-from tests.support.processes import StartWorker, due_now, effects, end, settled, states
+from tests.support.processes import StartWorker, due_now, effects, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -67,8 +64,8 @@ def start(start_worker: StartWorker, *arguments: str, **variables: Any) -> subpr
 @two_writers
 @pytest.mark.parametrize(
     ("send", "number"),
-    [(os.kill, signal.SIGTERM), (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM)],
-    ids=["SIGTERM", "SIGINT", "to the group"],
+    [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)],
+    ids=["SIGTERM", "SIGINT to the group"],
 )
 def test_a_signal_ends_all_processes_after_their_handlers(
     start_worker: StartWorker, send: Callable[[int, int], None], number: signal.Signals
@@ -103,18 +100,13 @@ def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     assert states() == {"pending": 2}
 
 
-@pytest.mark.parametrize(("seconds", "signals"), [({"LEASE": 2}, 1), ({"LEASE": 600}, 2)])
-def test_a_suspended_process_is_killed_after_a_lease_or_a_second_signal(
-    start_worker: StartWorker, seconds: dict[str, float], signals: int
-) -> None:
-    supervisor = start(start_worker, seconds=seconds, stderr=subprocess.PIPE)
+def test_a_suspended_process_is_killed_after_a_lease(start_worker: StartWorker) -> None:
+    supervisor = start(start_worker, seconds={"LEASE": 2}, stderr=subprocess.PIPE)
     pids = children(supervisor)
     for each, number in ((min(pids), signal.SIGSTOP), (max(pids), signal.SIGSTOP), (max(pids), signal.SIGCONT)):
         os.kill(each, number)
     supervisor.send_signal(signal.SIGTERM)
     wait_until(lambda: children(supervisor) == {min(pids)}, "the other one has ended")
-    for _ in range(signals - 1):
-        supervisor.send_signal(signal.SIGTERM)
     _, log = supervisor.communicate(timeout=30)
     assert supervisor.returncode == 1
     assert f"(pid {min(pids)}) is to stop, but has been suspended" in log.decode()
@@ -122,8 +114,10 @@ def test_a_suspended_process_is_killed_after_a_lease_or_a_second_signal(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, 35])  # 35: a real-time signal, for which Python has no name
-def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker, number: int) -> None:
-    supervisor = start(start_worker)
+def test_a_process_that_is_killed_is_started_again_and_ends_when_the_supervisor_is_killed(
+    start_worker: StartWorker, number: int
+) -> None:
+    supervisor = start(start_worker, stderr=subprocess.PIPE)
     before = children(supervisor)
     os.kill(min(before), number)
     wait_until(lambda: len(children(supervisor) - before) == 1, "another process has begun")
@@ -131,87 +125,10 @@ def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker, nu
     rows = due_now("remind", 20)
     wait_until(settled(20), "all have fired")
     assert effects("remind") == {row.pk: 1 for row in rows}
-    end(supervisor)
-
-
-def test_the_processes_end_when_their_supervisor_is_killed(start_worker: StartWorker) -> None:
-    supervisor = start(start_worker, stderr=subprocess.PIPE)
     pids = children(supervisor)
+    wait_until(lambda: WorkerSeen.objects.filter(pid__in=pids).count() == 2, "both are ready to be told")
     supervisor.kill()
     log = supervisor.communicate(timeout=30)[1].decode()
     wait_until(lambda: not any(map(is_alive, pids)), "both have ended")
     assert "Traceback" not in log
-    assert not WorkerSeen.objects.exists(), "they have stopped as after SIGTERM"
-
-
-def test_a_burst_ends_when_every_process_has(start_worker: StartWorker) -> None:
-    rows = due_now("remind", 60)
-    supervisor = start_worker("--processes", "2", "--burst", stderr=subprocess.PIPE)
-    lines = supervisor.communicate(timeout=60)[1].decode().splitlines()
-    assert supervisor.returncode == 0
-    assert all(re.search(r" INFO    \[[12]\] ", line) for line in lines if " fired " in line)
-    [summary] = [line for line in lines if "has stopped" in line]
-    assert re.search(r": 60 fired\b", summary), "of both; what the other one has fired may count as settled before"
-    assert effects("remind") == {row.pk: 1 for row in rows}
-    assert states() == {"fired": 60}
-
-
-def test_a_process_that_has_fired_its_number_is_replaced(start_worker: StartWorker) -> None:
-    supervisor = start(start_worker, "--max-timeouts", "5")
-    before = children(supervisor)
-    rows = due_now("remind", 40)
-    wait_until(settled(40), "all have fired")
-    wait_until(lambda: not children(supervisor) & before, "both were replaced")
-    assert effects("remind") == {row.pk: 1 for row in rows}
-    end(supervisor)
-
-
-@pytest.fixture
-def all_cores() -> Iterator[set[int]]:
-    """The cores that this process, and those that it starts, may use; the test may change that."""
-    cores = os.sched_getaffinity(0)
-    yield cores
-    os.sched_setaffinity(0, cores)
-
-
-def test_by_default_each_core_has_a_process_but_not_beside_sqlite(
-    start_command: Callable[..., subprocess.Popen[bytes]], all_cores: set[int]
-) -> None:
-    count = 1 if connection.vendor == "sqlite" else default_count(Worker())
-    started = start_command("delayq_worker")
-    wait_until(are_ready(count), "all processes have begun")
-    assert len(children(started)) == (count if count > 1 else 0)
-    end(started)
-    os.sched_setaffinity(0, {min(all_cores)})
-    started = start_command("delayq_worker")
-    wait_until(are_ready(1), "the worker has begun")
-    assert not children(started)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables"),
-    [(("--burst",), {}), (("--max-timeouts", "1"), {}), ((), {"DELAYQ_METRICS_ADDRESS": "127.0.0.1:0"})],
-)
-def test_what_one_process_does_is_by_default_not_done_by_several(
-    arguments: tuple[str, ...], variables: dict[str, str], start_command: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    due_now("remind")
-    worker = start_command("delayq_worker", *arguments, env=variables, stdout=subprocess.PIPE)
-    wait_until(settled(1), "it has fired")
-    assert not children(worker)
-    worker.send_signal(signal.SIGTERM)
-    shown = worker.communicate(timeout=30)[0].decode()
-    assert re.search(r"^  threads   \d+$", shown, re.MULTILINE)
-
-
-@pytest.mark.dialect
-@two_writers
-def test_with_autoreload_ctrl_c_waits_for_the_running_handler(
-    start_command: Callable[..., subprocess.Popen[bytes]],
-) -> None:
-    reloader = start_command("delayq_worker", "--autoreload", env={"DELAYQ_TEST_LINGER": "2"})
-    due_now("linger")
-    wait_until(is_handling, "a handler is running")
-    os.killpg(reloader.pid, signal.SIGINT)  # as terminals send it
-    assert reloader.wait(30) == 0
-    assert states() == {"fired": 1}
+    assert not WorkerSeen.objects.filter(pid__in=pids).exists(), "they have stopped as after SIGTERM"

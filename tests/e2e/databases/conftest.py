@@ -22,6 +22,7 @@ from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.conftest import ROOT
 from tests.engine.fault_proxy import FaultProxy
+from tests.support.processes import LoggedWorker, StartLogged
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tools import processes
@@ -100,40 +101,16 @@ def _open_to_all(directory: Path) -> Path:
     return directory
 
 
-class LoggedWorker:
-    """A worker process and its log."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    def has_logged(self, words: str) -> bool:
-        return words in self.text
-
-    @property
-    def text(self) -> str:
-        return self._log.read_text()
-
-    def stop(self) -> str:
-        """Stop the worker, which must end well; return its log."""
-        self.process.terminate()
-        assert self.process.wait(60) == 0, self.text
-        return self.text
-
-
 Start = Callable[..., LoggedWorker]
 
 
 @pytest.fixture
-def start(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Start:
-    """Start a worker of one process that logs warnings; `seconds` are settings, and keywords its environment."""
-    log = tmp_path / "worker.log"
+def start(start_logged: StartLogged) -> Start:
+    """Start a worker that logs warnings; `seconds` are settings, and keywords its environment."""
 
     def start(*arguments: str, seconds: dict[str, float] = SHORT, **environment: str) -> LoggedWorker:
         environment = {**environment, "DELAYQ_TEST_SECONDS": json.dumps(seconds)}
-        with log.open("wb") as output:
-            command = ("delayq_worker", "--processes", "1", "-v0", "--log-level", "warning", *arguments)
-            return LoggedWorker(start_command(*command, env=environment, stdout=output, stderr=output), log)
+        return start_logged("-v0", "--log-level", "warning", *arguments, **environment)
 
     return start
 

@@ -18,7 +18,7 @@ from django_delayq.redis_clients import forget_engine
 from django_delayq.sql.now import database_now
 from tests.e2e.databases.conftest import SHORT, OwnDatabase, Start, are_settled, each_fired_once, fire_some
 from tests.support.waiting import wait_until
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -64,7 +64,6 @@ def pool(size: str) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize(
     ("few", "most", "threads"),
     [
-        pytest.param(lambda: pool("true"), 4, 2, id="pool of 4"),
         pytest.param(lambda: pool("2"), 2, 1, id="pool of 2"),
         pytest.param(lambda: limited_role(4), 4, 1, id="role with 4"),
     ],
@@ -113,36 +112,6 @@ def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
 
 
 @on_postgresql
-@pytest.mark.parametrize("environment", [{}, {"DELAYQ_TEST_POOL": "20"}], ids=["no pool", "pool of 20"])
-def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: dict[str, str], start: Start) -> None:
-    worker = start("--concurrency", "4", **environment)
-    wait_until(WorkerSeen.objects.exists, "the worker beats")
-    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(200)], "linger", seconds=0)
-    counts: list[int] = []
-    wait_until(lambda: counts.append(len(sessions())) or are_settled(), "all are settled")  # type: ignore[func-returns-value]
-    if not environment:
-        wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
-    assert max(counts) <= 4 + 3
-    assert "of them" not in worker.stop()
-
-
-@pytest.mark.skipif(connection.vendor != "mysql", reason="the limit of a running PostgreSQL cannot be changed")
-@pytest.mark.usefixtures("short_horizon")
-def test_handlers_leave_connections_of_a_full_server_to_sweep_and_heartbeat(
-    own_database: OwnDatabase, start: Start
-) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SET GLOBAL max_connections = 14")
-    worker = start("--concurrency", "20", **own_database.environment)
-    wait_until(WorkerSeen.objects.exists, "the worker beats")
-    row = dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=2 * SHORT["HORIZON"])
-    wait_until(are_settled, "the sweep brought it")
-    row.refresh_from_db()
-    assert row.settled_at and row.settled_at - row.due_at < LATE
-    assert "sweep failed" not in worker.stop()
-
-
-@on_postgresql
 def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_database: OwnDatabase, start: Start) -> None:
     """The sessions that are open become read-only; new ones are not, as behind an address that moved."""
     worker = start(**own_database.environment)
@@ -158,44 +127,6 @@ def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_databa
     worker.stop()
 
 
-@pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB")
-def test_a_worker_outlives_a_time_in_which_the_server_is_read_only(own_database: OwnDatabase, start: Start) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE USER shop")
-        cursor.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO shop")
-    url = own_database.environment["DELAYQ_TEST_MARIADB_URL"].replace("//root@", "//shop@")
-    worker = start(**own_database.environment | {"DELAYQ_TEST_MARIADB_URL": url})
-    fire_some(20)
-    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(100)], "linger", seconds=0)
-    wait_until(lambda: Effect.objects.count() > 30, "it is at work")
-    set_read_only(True)
-    wait_until(lambda: worker.has_logged("heartbeat failed"), "the worker meets it")
-    set_read_only(False)
-    wait_until(are_settled, "all are settled")
-    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
-    assert len(worker.stop().splitlines()) < 20
-
-
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
-def test_a_server_that_closes_idle_sessions_does_not_look_like_an_outage(
-    own_database: OwnDatabase, start: Start
-) -> None:
-    with connection.cursor() as cursor:
-        if connection.vendor == "mysql":
-            cursor.execute("SET GLOBAL wait_timeout = 7")
-        else:
-            cursor.execute("ALTER SYSTEM SET idle_session_timeout = '7s'")
-            cursor.execute("SELECT pg_reload_conf()")
-    # The main loop compares Redis with the ledger twice in a lease, so it must be longer than these seconds.
-    worker = start("--concurrency", "4", seconds={**SHORT, "LEASE": 60}, **own_database.environment)
-    fire_some()
-    wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
-    before = sessions()
-    wait_until(lambda: len(before & sessions()) <= 2, "the server has closed those of the main loop and the handlers")
-    fire_some()
-    assert worker.stop() == ""
-
-
 def sessions() -> set[int]:
     """The server's numbers of the connections that others than this test have to its database."""
     with connection.cursor() as cursor:
@@ -206,8 +137,3 @@ def sessions() -> set[int]:
             " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
         return {number for (number,) in cursor.fetchall()}
-
-
-def set_read_only(is_on: bool) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET GLOBAL read_only = {int(is_on)}")

@@ -36,14 +36,13 @@ def documented(tables: str) -> list[str]:
 
 @pytest.fixture
 def role() -> Iterator[str]:
-    ours = {model._meta.db_table for model in apps.get_app_config("django_delayq").get_models()}
-    theirs = {model._meta.db_table for model in apps.get_models()} - ours - {Effect._meta.db_table}
+    def tables(app: str) -> set[str]:
+        return {model._meta.db_table for model in apps.get_app_config(app).get_models()}
+
     with connection.cursor() as cursor:
         cursor.execute("CREATE ROLE shop_worker LOGIN")
-        tables = sorted(name for name in theirs if name.startswith("testapp_"))
-        statements = documented(", ".join(tables))
-        operators_only = {UnfinishedRun._meta.db_table}
-        assert all(name in "".join(statements) for name in ours - operators_only)
+        statements = documented(", ".join(sorted(tables("testapp") - {Effect._meta.db_table})))
+        assert all(name in "".join(statements) for name in tables("django_delayq") - {UnfinishedRun._meta.db_table})
         for statement in statements:
             cursor.execute(statement)
         cursor.execute(f"GRANT SELECT, INSERT ON {Effect._meta.db_table} TO shop_worker")  # what the handlers write

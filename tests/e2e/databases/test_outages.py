@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -23,15 +22,17 @@ pytestmark = [
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
 ]
-logger = logging.getLogger(__name__)
 COUNT, SECONDS = 120, {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
 LONGEST_LOG = 160
 """Ten outages, each with a line at its beginning and one at its end from the main loop, four threads and three jobs."""
 
 
 def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(own_database: OwnDatabase, start: Start) -> None:
-    worker = start(seconds=SECONDS, **own_database.environment)
-    fire_some_and_meanwhile(lambda: None)
+    own_database.stop()
+    worker = start("-v1", seconds=SECONDS, **own_database.environment)
+    wait_until(lambda: worker.has_logged("is asked again soon"), "it begins, and misses the database")
+    own_database.start()
+    wait_until(lambda: worker.has_logged("  database  "), "it shows its first screen")
     fire_some_and_meanwhile(lambda: restart(own_database))
     fire_some_and_meanwhile(lambda: restart(own_database, at_once=True))
     for _ in range(3):
@@ -43,20 +44,8 @@ def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(own_databas
     burnt = seconds_of_work_during_an_outage(own_database, worker.process.pid)
     fire_some_and_meanwhile(lambda: None)
     lines = worker.stop().splitlines()
-    logger.info("%d lines of log; %.2f s of work in an outage of 6 s", len(lines), burnt)
     assert len(lines) < LONGEST_LOG, lines
     assert burnt < 3, "it does not ask the whole time"
-
-
-def test_a_worker_that_starts_while_the_database_is_away_waits_for_it(own_database: OwnDatabase, start: Start) -> None:
-    dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=0)
-    own_database.stop()
-    worker = start("-v1", seconds=SECONDS, **own_database.environment)
-    wait_until(lambda: worker.has_logged("is asked again soon"), "it misses the database")
-    own_database.start()
-    wait_until(lambda: worker.has_logged("  database  "), "it shows its first screen")
-    wait_until(are_settled, "it has fired")
-    worker.stop()
 
 
 def fire_some_and_meanwhile(break_something: Callable[[], object]) -> None:

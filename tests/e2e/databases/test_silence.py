@@ -14,7 +14,8 @@ from django.db import connection, transaction
 import django_delayq as dq
 from django_delayq.ledger.db_connections import IDLE_SECONDS
 from django_delayq.models import Timeout, WorkerSeen
-from tests.e2e.databases.conftest import LoggedWorker, OwnDatabase, Start, are_settled, fire_some
+from tests.e2e.databases.conftest import OwnDatabase, Start, are_settled, fire_some
+from tests.support.processes import LoggedWorker
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -55,19 +56,13 @@ def test_a_quiet_worker_fires_soon_although_its_connections_were_forgotten(
     worker.stop()
 
 
-def test_a_worker_without_redis_gives_up_a_poll_that_is_never_answered(begin: Start, own_database: OwnDatabase) -> None:
-    worker = begin("--concurrency", "1", "--log-format", "json", DELAYQ_TEST_WITHOUT_REDIS="1")
+def test_a_worker_without_redis_gives_up_a_poll_that_is_never_answered_and_ends_at_a_second_signal(
+    begin: Start, own_database: OwnDatabase
+) -> None:
+    worker = begin("--processes", "2", "--log-format", "json", DELAYQ_TEST_WITHOUT_REDIS="1")
     own_database.proxy.forget()
     fire_some()
     assert worker.has_logged('"event": "database_silent"')
-    worker.stop()
-
-
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_second_signal_ends_a_worker_that_waits_for_a_silent_database(
-    processes: str, begin: Start, own_database: OwnDatabase
-) -> None:
-    worker = begin("--processes", processes, DELAYQ_TEST_WITHOUT_REDIS="1")
     own_database.proxy.swallow()
     time.sleep(2.0)  # both main loops poll once a second
     worker.process.send_signal(signal.SIGTERM)

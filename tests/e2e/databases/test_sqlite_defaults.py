@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 
 import django_delayq as dq
 from tests.conftest import ROOT
-from tests.e2e.databases.conftest import LoggedWorker, Start, are_settled, each_fired_once
+from tests.e2e.databases.conftest import Start, are_settled, each_fired_once
+from tests.support.processes import LoggedWorker
 from tests.support.waiting import wait_until
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = [
     pytest.mark.dialect,
@@ -52,7 +52,10 @@ def worker(plain_file: dict[str, str], start: Start) -> Iterator[LoggedWorker]:
     worker.stop()
 
 
-def test_with_djangos_defaults_nobody_finds_the_database_locked(worker: LoggedWorker) -> None:
+def test_with_djangos_defaults_nobody_finds_the_database_locked_but_by_a_writer_that_takes_too_long(
+    worker: LoggedWorker,
+) -> None:
+    order = Order.objects.create(status="new")
     for number in range(60):
         with transaction.atomic():
             order = Order.objects.create(status="new")
@@ -62,13 +65,6 @@ def test_with_djangos_defaults_nobody_finds_the_database_locked(worker: LoggedWo
             dq.cancel_timeout(order, "remind", key="third")
     wait_until(are_settled, "all have fired")
     assert not worker.has_logged("locked")
-    assert each_fired_once() == 80
-
-
-def test_a_worker_survives_a_writer_that_takes_longer_than_it_waits(worker: LoggedWorker) -> None:
-    order = Order.objects.create(status="new")
-    dq.schedule_timeout(order, "remind", seconds=0)
-    wait_until(lambda: Effect.objects.exists(), "the worker works")
     dq.schedule_timeout(order, "remind", seconds=0)
     with connection.cursor() as cursor:
         cursor.execute("BEGIN EXCLUSIVE")
@@ -76,30 +72,4 @@ def test_a_worker_survives_a_writer_that_takes_longer_than_it_waits(worker: Logg
         cursor.execute("ROLLBACK")
     wait_until(are_settled, "all have fired")
     assert len(worker.text.splitlines()) < 20
-    assert each_fired_once() == 2
-
-
-def remind_at_once() -> bool:
-    """Return false if the worker, whose file is the former one, has just removed a journal that has the same name."""
-    try:
-        dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
-    except OperationalError as error:
-        if "disk I/O error" not in str(error):
-            raise
-        connection.close()
-        return False
-    return True
-
-
-def test_a_worker_notices_that_the_file_was_replaced(plain_file: dict[str, str], worker: LoggedWorker) -> None:
-    """As a restore does it. The former file exists as long as it is open, and nothing else shows that it is dead."""
-    dq.schedule_timeout(Order.objects.create(status="new"), "remind", seconds=0)
-    wait_until(are_settled, "it is at work")
-    connection.close()
-    file = Path(plain_file["DELAYQ_TEST_DB_NAME"])
-    shutil.copy(file, file.with_suffix(".copy"))
-    file.with_suffix(".copy").replace(file)
-    for _ in range(2):
-        wait_until(remind_at_once, "it is scheduled in the new file")
-        wait_until(are_settled, "it is at work in the new file")
-    assert worker.text.count("was replaced") == 1
+    assert each_fired_once() == 81

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,27 +14,27 @@ from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
-from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
+from tests.support.processes import LoggedWorker, StartLogged
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-GHOST = 10**12
 LABEL = "testapp.order.remind"
+GHOST = 10**12
 """Ids without a row: a worker that reserves them finds no row and acknowledges them."""
 
 
 class Stage:
     """A project whose `DELAYQ` and `CACHES` the test chooses, here and in its worker process."""
 
-    def __init__(self, settings: Settings, start: Callable[..., subprocess.Popen[bytes]], log: Path) -> None:
+    worker: LoggedWorker
+
+    def __init__(self, settings: Settings, start: StartLogged) -> None:
         self._settings = settings
         self._start = start
-        self._log = log
         self._chosen: dict[str, Any] = {}
-        self.worker: subprocess.Popen[bytes] | None = None
         self.rows: list[Timeout] = []
 
     def choose(self, redis: str, shards: int = 1, caches: dict[str, Any] | None = None) -> None:
@@ -53,8 +50,7 @@ class Stage:
             "DELAYQ_TEST_DEPLOYMENT": json.dumps(self._chosen),
             "DELAYQ_TEST_SECONDS": json.dumps({"LEASE": 5.0, "SWEEP_INTERVAL": 1.0}),
         }
-        with self._log.open("wb") as log:
-            self.worker = self._start("delayq_worker", "--processes", "1", env=environment, stderr=log)
+        self.worker = self._start(**environment)
         self.await_worker_on_redis()
 
     def schedule(self, count: int, within: float) -> None:
@@ -87,15 +83,7 @@ class Stage:
 
     def end_worker(self) -> list[str]:
         """Stop the worker, which exits with 0; return what it logged of Redis being away and back, in order."""
-        assert self.worker is not None
-        self.worker.send_signal(signal.SIGTERM)
-        assert self.worker.wait(60) == 0
-        lines = [line for line in self.log_text().splitlines() if "Redis" in line and "woken by" not in line]
-        return [line for line in lines if "had lost entries" not in line]  # a master may have lost the newest
-
-    def log_text(self) -> str:
-        """Return the log of the worker."""
-        return self._log.read_text()
+        return [line for line in self.worker.stop().splitlines() if "Redis is " in line]
 
 
 def _is_done(act: Callable[[], object]) -> bool:
@@ -112,6 +100,6 @@ def _assert_gone(queue: Any, id: int) -> None:
 
 
 @pytest.fixture
-def stage(settings: Settings, start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Iterator[Stage]:
-    yield Stage(settings, start_command, tmp_path / "worker.log")
+def stage(settings: Settings, start_logged: StartLogged) -> Iterator[Stage]:
+    yield Stage(settings, start_logged)
     forget_engine()

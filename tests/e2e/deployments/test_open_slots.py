@@ -29,11 +29,11 @@ def test_a_slot_left_half_way_is_told_of_once_and_makes_nothing_wait_for_it(stag
         assert engine is not None
         migration = nodes.migrating(key_slot(engine.queue("default", 0).keys.heads.encode()))
         migration.begin()
-        wait_until(lambda: "being moved to another node" in stage.log_text(), "the worker has noticed")
+        wait_until(lambda: "being moved to another node" in stage.worker.text, "the worker has noticed")
         for _ in range(3):
             stage.schedule(6, within=1.0)
             stage.await_all_fired_once_and_none_early()
-        assert stage.log_text().count("Redis is") == 1, "logged once for all attempts"
+        assert stage.worker.text.count("Redis is") == 1, "logged once for all attempts"
         migration.move_keys()
         migration.finish()
         stage.await_worker_on_redis()

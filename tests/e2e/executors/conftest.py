@@ -6,20 +6,85 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from tests.e2e.executors.engines import TABLE, Engine, make
+from tests.conftest import ROOT
 from tests.engine.redis_process import RedisProcess
 from tests.settings import DB
 from tools import processes
 
-ROOT = Path(__file__).parents[3]
 ENGINES = ["celery", "rq", "tasks"] if DB == "postgresql" else ["celery"]
+SEND = """
+import django
+from django.utils.module_loading import import_string
+django.setup()
+executor = import_string("{executor}")("default", 1)
+for message in {messages}:
+    executor.send(message)
+executor.close()
+"""
 SECONDS = {"LEASE": 30.0, "SWEEP_INTERVAL": 1.0}
+
+TABLE = "django_tasks_database_dbtaskresult"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A task queue whose messages wait in the list `key` of a Redis server."""
+
+    broker: RedisProcess
+    executor: str = "django_delayq.contrib.celery.CeleryExecutor"
+    key: str = "celery"
+    command: tuple[str, ...] = (
+        "celery", "-A", "tests.e2e.executors.celery_app", "worker", "-c", "2", "-l", "WARNING",
+        "--without-gossip", "--without-mingle", "--without-heartbeat",
+    )  # fmt: skip
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "DJANGO_SETTINGS_MODULE": "tests.e2e.executors.settings",
+            "DELAYQ_TEST_EXECUTOR": self.executor,
+            "DELAYQ_TEST_BROKER": f"redis://127.0.0.1:{self.broker.port}/0",
+        }
+
+    def waiting(self) -> int:
+        """Return how many messages no process has received."""
+        with self.broker.client() as client:
+            return int(client.llen(self.key))
+
+    def lose(self) -> None:
+        """Delete the messages that no process has received."""
+        with self.broker.client() as client:
+            client.delete(self.key)
+
+
+class TasksEngine(Engine):
+    """The database backend of django-tasks."""
+
+    def waiting(self) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT COUNT(*) FROM {TABLE} WHERE status = 'READY'")
+            return int(cursor.fetchone()[0])
+
+    def lose(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {TABLE} WHERE status = 'READY'")
+
+
+def make(name: str, broker: RedisProcess) -> Engine:
+    if name == "celery":
+        return Engine(broker)
+    if name == "rq":
+        command = ("rq.cli", "worker", "-S", "json", "-c", "tests.e2e.executors.rq_config", "delayq")
+        return Engine(broker, "tests.e2e.executors.own_queue.Executor", "rq:queue:delayq", command)
+    polling = ("django", "db_worker", "--interval", "0.05", "--no-startup-delay")
+    return TasksEngine(broker, "django_delayq.contrib.django_tasks.TaskExecutor", "", polling)
 
 
 @pytest.fixture(params=ENGINES)
@@ -80,8 +145,8 @@ def send(engine: Engine, child_environment: dict[str, str]) -> Callable[[list[An
     """Send messages to the queue, as any process with access to it can."""
 
     def do(messages: list[Any]) -> None:
-        command = [sys.executable, "-m", "tests.e2e.executors.send", json.dumps(messages)]
-        subprocess.run(command, env=child_environment, cwd=ROOT, check=True)
+        code = SEND.format(executor=engine.executor, messages=messages)
+        subprocess.run([sys.executable, "-c", code], env=child_environment, cwd=ROOT, check=True)
 
     return do
 

@@ -13,16 +13,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import schedule_timeout
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
-from tests.e2e.crashes.test_steps import check
-from tests.e2e.executors.conftest import ENGINES
-from tests.e2e.executors.engines import Engine
-from tests.support.processes import due_now, effects, end, settled, states
+from tests.e2e.executors.conftest import ENGINES, Engine
+from tests.support.processes import due_now, effects, end, is_stopped, settled, states
 from tests.support.waiting import wait_until
-from tests.testapp.models import Order
-from tests.testapp.timeouts import declare_collect
 from tools import processes
 
 pytestmark = [
@@ -50,32 +44,6 @@ def test_many_fire_in_groups_in_batches_and_outside_a_transaction(
     assert fired == {row.pk: 1 for row in rows}
 
 
-def test_their_processes_run_each_step_once_and_in_order_and_ask_before_they_act(
-    engine: Engine, start_worker: Start, start_remote: Start, declare: Any, request: pytest.FixtureRequest
-) -> None:
-    policy = declare_collect()
-    request.addfinalizer(lambda: registry.remove(policy))
-    declare(Order, name="ask_first")
-    by_answer = dict(zip(("open", "paid", "silent"), due_now("ask_first", 3), strict=True))
-    for answer, row in by_answer.items():
-        Order.objects.filter(pk=row.object_id).update(note=answer)
-    start_remote(POLICIES="collect ask_first")
-    worker = start_worker(POLICIES="collect ask_first")
-    wait_until(settled(2), seconds=120)
-    silent = by_answer["silent"]
-    wait_until(lambda: Timeout.objects.get(pk=silent.pk).attempts == 1, "no answer is a failed attempt", seconds=60)
-    rows = [schedule_timeout(Order.objects.create(status="new"), policy, seconds=6) for _ in range(3)]
-    wait_until(settled(5), seconds=120)
-    end(worker)
-    for row in by_answer.values():
-        row.refresh_from_db()
-    assert [row.state for row in by_answer.values()] == ["fired", "skipped", "pending"]
-    assert silent.errors[0]["error"] == "TimeLimitExceeded"
-    assert effects("ask_first") == {by_answer["open"].pk: 1}
-    for row in rows:
-        check(row)
-
-
 @pytest.mark.usefixtures("short_lease")
 @pytest.mark.parametrize(
     ("engine", "step"), [*((name, "handled") for name in ENGINES), ("celery", "committed")], indirect=["engine"]
@@ -97,14 +65,7 @@ def test_a_process_is_killed_in_the_middle(engine: Engine, start_worker: Start, 
 
 def _stopped() -> list[int]:
     """Return the processes of this test that have suspended themselves."""
-    return [pid for pid in processes.descendants() if _state(pid) == "T"]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return [pid for pid in processes.descendants() if is_stopped(pid)]
 
 
 @pytest.mark.usefixtures("short_lease")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.fairness.conftest import crowd, fired, latecomers, waiting
+from tests.e2e.fairness.crowds import crowd, fired, latecomers, waiting
 from tests.settings import DB
 from tests.support.processes import StartWorker, end, memory_mb
 from tests.support.waiting import wait_until

@@ -27,13 +27,6 @@ SHORT = {"LEASE": 9.0, "SWEEP_INTERVAL": 2.0}
 ON_TIME = timedelta(seconds=6)
 
 
-def both(start_worker: StartWorker, source: dict[str, str], old: str, new: str) -> None:
-    """Start a worker of the old release and one of the new release, each with the given policies."""
-    for policies in (old, new):
-        start_worker(POLICIES=policies, seconds=SHORT, **source)
-    wait_until(lambda: WorkerSeen.objects.count() == 2, "both workers run")
-
-
 def lateness(rows: list[Timeout]) -> list[timedelta]:
     settled = Timeout.objects.filter(pk__in=[row.pk for row in rows]).exclude(state="pending")
     return [row.settled_at - row.due_at for row in settled if row.state == "fired" and row.settled_at]
@@ -45,7 +38,9 @@ def test_a_renamed_policy_fires_under_both_names(
 ) -> None:
     """A row under the old name is for the old worker, and for the new one if it has the alias; others for the new."""
     former, current = declare(Order, name="former"), declare(Order, name="current")
-    both(start_worker, source, "former", f"current{alias}")
+    for policies in ("former", f"current{alias}"):
+        start_worker(POLICIES=policies, seconds=SHORT, **source)
+    wait_until(lambda: WorkerSeen.objects.count() == 2, "both workers run")
     rows = []
     for _ in range(6):
         rows.append(schedule_timeout(Order.objects.create(), former, seconds=0.2))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +14,7 @@ from django_delayq.engine.records import QueueKeys, turn_key
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import key_prefix
 from tests.settings import DB
-from tests.support.processes import effects, end, memory_mb
+from tests.support.processes import StartLogged, effects, memory_mb
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -31,7 +28,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB != "postgresql", reason="what Redis holds is the same with each database"),
 ]
-StartCommand = Callable[..., "subprocess.Popen[bytes]"]
 
 LEASED = 2**52
 FORGED_IDS = ["0", "-1", "+7", "007", "1.0", "1e3", " 1", "1\n", "nan", "inf", "१२", "x", "", "9" * 40]
@@ -44,18 +40,6 @@ MESSAGES = [b"", b"nan", b"-1", b"9" * 100_000, b"\xff\xfe", b"\x80\x04cos\nsyst
 @pytest.fixture
 def keys(redis_client: redis.Redis) -> QueueKeys:
     return QueueKeys.of(key_prefix("default"), "default", 0, 1)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "worker.log"
-
-
-@pytest.fixture
-def start_worker(start_command: StartCommand, log: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Start a real worker that logs to `log`."""
-    with log.open("ab") as file:
-        yield lambda: start_command("delayq_worker", "--processes", "1", "-v0", stdout=file, stderr=file)
 
 
 class Hostile(threading.Thread):
@@ -116,14 +100,14 @@ def order() -> Order:
 
 
 def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
-    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
+    start_logged: StartLogged, redis_client: redis.Redis, keys: QueueKeys
 ) -> None:
     later = [schedule_timeout(order(), "remind", hours=1) for _ in range(5)]
     cancelled = [schedule_timeout(order(), "remind", hours=1) for _ in range(5)]
     for row in cancelled:
         assert cancel_timeout(row)
     before = rows_before(None)
-    workers = [start_worker(), start_worker()]
+    workers = [start_logged("-v0"), start_logged("-v0")]
     first = schedule_timeout(order(), "remind", seconds=0)
     wait_until(lambda: WorkerSeen.objects.count() == 2, "the workers are there, and notice SIGTERM")
     hostile = Hostile(redis_client, keys, [row.pk for row in [*later, *cancelled, first]])
@@ -135,26 +119,24 @@ def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
     wait_until(lambda: len(effects("remind")) == len(due), "the due timeouts have fired", 120)
     wait_until(lambda: hostile.rounds > 50, "all attacks were tried")
     hostile.stop()
-    for worker in workers:
-        end(worker)
+    words = "".join(worker.stop() for worker in workers)
     assert effects("remind") == {row.pk: 1 for row in due}
     assert Effect.objects.count() == len(due)
     assert rows_before(first) == before, "those did not change"
     assert set(Timeout.objects.filter(pk__gte=first.pk).values_list("state", "cause")) == {("fired", "due")}
-    words = log.read_text()
     assert words.count("invalid members") <= len(workers), "logged once by each"
     assert "Traceback" not in words
     assert len(words) < 20_000
 
 
 def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
-    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
+    start_logged: StartLogged, redis_client: redis.Redis, keys: QueueKeys
 ) -> None:
     """Add 300,000 invalid members, 20,000 ids without a row, and some members of a few megabytes."""
-    worker = start_worker()
+    worker = start_logged("-v0")
     schedule_timeout(order(), "remind", seconds=0)
     wait_until(lambda: effects("remind"), "the worker is there")
-    before = memory_mb(worker.pid)
+    before = memory_mb(worker.process.pid)
     entries = keys.line(LINE)
     for start in range(0, 300_000, 10_000):
         redis_client.zadd(entries, {f"x{number}": 1 for number in range(start, start + 10_000)})
@@ -163,15 +145,14 @@ def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
     due = [schedule_timeout(order(), "remind", seconds=0) for _ in range(10)]
     wait_until(lambda: len(effects("remind")) == 1 + len(due), "the due timeouts have fired")
     wait_until(lambda: redis_client.zcard(entries) == 0, "the garbage is gone", 120)
-    assert memory_mb(worker.pid) < before + 24
-    end(worker)
+    assert memory_mb(worker.process.pid) < before + 24
+    assert worker.stop().count("invalid members") == 1
     assert set(effects("remind").values()) == {1}
-    assert log.read_text().count("invalid members") == 1
     connections.close_all()
 
 
 def test_every_key_may_be_of_another_type(
-    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys
+    start_logged: StartLogged, redis_client: redis.Redis, keys: QueueKeys
 ) -> None:
     def fill(name: str, number: int) -> None:
         redis_client.delete(name)
@@ -182,10 +163,10 @@ def test_every_key_may_be_of_another_type(
     names = [keys.line(LINE), keys.heads, keys.counter, keys.wake, *turns]
     for name in names:
         fill(name, 0)
-    worker = start_worker()
+    worker = start_logged("-v0")
     for number in range(5):
         for name in names:
             fill(name, number)
         schedule_timeout(order(), "remind", seconds=0)
         wait_until(lambda count=number: len(effects("remind")) == count + 1, "it fires")  # type: ignore[misc]
-    end(worker)
+    worker.stop()

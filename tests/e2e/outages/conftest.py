@@ -1,12 +1,11 @@
-"""An unavailable Redis, a breaker with a stopped clock, and a count of the connections."""
+"""An unavailable Redis, and a breaker with a stopped clock."""
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connection
@@ -64,23 +63,3 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
 def await_redis_calls() -> None:
     """Wait until no call to Redis is running, including calls whose caller no longer waits."""
     wait_until(lambda: "delayq-redis-call" not in {thread.name for thread in threading.enumerate()})
-
-
-class LookUps:
-    """Wraps the name resolution of the system, and counts the calls."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._real: Any = socket.getaddrinfo
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.count += 1
-        return self._real(*args, **kwargs)
-
-
-@pytest.fixture
-def look_ups(monkeypatch: pytest.MonkeyPatch) -> LookUps:
-    """How often a connection was tried: each try begins with a look-up, also of an address in figures."""
-    counting = LookUps()
-    monkeypatch.setattr(socket, "getaddrinfo", counting)
-    return counting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -113,20 +112,3 @@ FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (refused, silent, stopped, loading, read_only, wrong_password, cannot_save, out_of_memory)
 }
-
-
-@contextlib.contextmanager
-def swallowed() -> Iterator[str]:
-    """Yield the URL of an address that drops all packets."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        host, port = listener.getsockname()
-        # No process accepts connections, and the kernel drops new ones when the queue of the listener is full.
-        while True:
-            client = stack.enter_context(socket.socket())
-            client.settimeout(0.2)
-            try:
-                client.connect((host, port))
-            except TimeoutError:
-                break
-        yield f"redis://{host}:{port}/0"

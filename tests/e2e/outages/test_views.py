@@ -6,28 +6,19 @@ itself. That one asking ends after a quarter of a second is the business of `tes
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.db import connection, transaction
-from django.utils import timezone
 
-from django_delayq import acancel_timeout, aschedule_timeout, cancel_timeout, schedule_timeout
+from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine.engine import Engine
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import forget_engine
-from tests.conftest import ROOT
-from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, breaker_of, once
-from tests.e2e.outages.faults import FAULTS, silent, swallowed
-from tests.e2e.outages.wire import Wire
+from tests.e2e.outages.conftest import Seconds, await_redis_calls, breaker_of, once
+from tests.e2e.outages.faults import FAULTS
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
@@ -40,11 +31,6 @@ def schedule_and_cancel(times: int) -> None:
     for _ in range(times):
         schedule_timeout(order, "remind", minutes=5)
         assert cancel_timeout(order, "remind")
-
-
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the events of all log lines from warnings upwards."""
-    return [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
 
 
 @pytest.mark.dialect
@@ -67,29 +53,9 @@ def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
         assert wire.opened <= 2
         assert wire.asked > first[1] or fault == "refused"
         assert breaker_of(engine).is_open
-    assert told(caplog) == ["redis_away"]
+    told = [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
+    assert told == ["redis_away"]
     assert Timeout.objects.count() == 36
-
-
-@pytest.mark.dialect
-@once
-def test_an_address_that_does_not_answer_or_does_not_exist_is_tried_once(
-    use_redis: UseRedis, seconds: Seconds, look_ups: LookUps, caplog: pytest.LogCaptureFixture
-) -> None:
-    with swallowed() as swallowing:
-        for number, url in enumerate((swallowing, "redis://no-such-host.invalid:6379/0", "redis://no..name:6379/0")):
-            caplog.clear()
-            use_redis(url)
-            schedule_and_cancel(25)
-            await_redis_calls()
-            assert look_ups.count == 2 * number + 1
-            assert told(caplog)[0] == "redis_away" and len(told(caplog)) <= 2
-            seconds.now += 60
-            schedule_and_cancel(10)
-            await_redis_calls()
-            assert look_ups.count == 2 * number + 2
-            forget_engine()
-    assert Timeout.objects.count() == 3 * 35
 
 
 @pytest.mark.dialect
@@ -118,120 +84,3 @@ def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
     finally:
         answers.set()
     wait_until(lambda: not breaker_of(engine)._is_probing)
-
-
-@pytest.mark.dialect
-@once
-def test_a_connection_that_goes_silent_is_waited_for_once(
-    use_redis: UseRedis, redis_url: str, seconds: Seconds
-) -> None:
-    with Wire(int(redis_url.rsplit(":", 1)[1].partition("/")[0])) as wire:
-        engine = use_redis(wire.url)
-        schedule_and_cancel(3)
-        assert not breaker_of(engine).is_open
-        wire.go_silent()
-        before = wire.asked
-        schedule_and_cancel(25)
-        await_redis_calls()
-        assert wire.asked == before + 1
-        assert wire.opened == 1
-        wire.speak()
-        seconds.now += 60
-        schedule_and_cancel(1)
-        wait_until(lambda: not breaker_of(engine).is_open)
-        row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
-        assert row.pk in dict(engine.queue("default", 0).peek())
-
-
-def save_often() -> None:
-    for _ in range(10):
-        with transaction.atomic():
-            order = Order.objects.create(status="unpaid", created_at=timezone.now())
-        order.status = "paid"
-        order.save()
-
-
-@transaction.atomic
-def act_in_blocks() -> None:
-    schedule_and_cancel(5)
-    with transaction.atomic():
-        schedule_and_cancel(5)
-
-
-def manage_the_transaction() -> None:
-    transaction.set_autocommit(False)
-    try:
-        schedule_and_cancel(10)
-        transaction.commit()
-    finally:
-        transaction.set_autocommit(True)
-
-
-@async_to_sync
-async def act_concurrently() -> None:
-    async def act() -> None:
-        order = await Order.objects.acreate(status="new")
-        await aschedule_timeout(order, "remind", minutes=5)
-        assert await acancel_timeout(order, "remind")
-
-    await asyncio.gather(*(act() for _ in range(10)))
-
-
-@pytest.mark.parametrize("act", [save_often, act_in_blocks, manage_the_transaction, act_concurrently])
-def test_whatever_a_page_does_it_asks_once(use_redis: UseRedis, act: Callable[[], None]) -> None:
-    with silent() as wire:
-        use_redis(wire.url)
-        act()
-        await_redis_calls()
-        assert wire.opened == 1
-    assert Timeout.objects.filter(state="cancelled").count() == 10
-
-
-@pytest.mark.dialect
-@once
-def test_every_process_of_a_server_finds_out_once_for_itself(child_environment: dict[str, str]) -> None:
-    """As under gunicorn with `preload_app`: the application is loaded, has even pushed, and is then forked."""
-    with silent() as wire:
-        environment = {**child_environment, "SHOP_REDIS": wire.url}
-        if connection.vendor == "sqlite":
-            connection.close()
-        command = [sys.executable, "-W", "ignore", "-c", FORKING]
-        done = subprocess.run(command, env=environment, cwd=ROOT, check=False, capture_output=True, timeout=60)
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
-        assert wire.opened == 4
-    assert Timeout.objects.count() == 4 * 10
-    assert done.stderr.count(b"Timeouts are safe in the database") == 4
-
-
-FORKING = """
-import os, django
-django.setup()
-from django.conf import settings
-from django.db import connections
-settings.DELAYQ["REDIS"] = os.environ["SHOP_REDIS"]
-from django_delayq import schedule_timeout
-from django_delayq.conf import get_settings
-from django_delayq.redis_clients import get_engine
-from tests.testapp.models import Order
-get_settings.cache_clear()
-
-def order():
-    breaker = get_engine("default").caller.breaker
-    breaker._clock = breaker._backoff.monotonic = lambda: 0.0  # so that no pause ends on a slow machine
-    for _ in range(10):
-        schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
-
-order()
-connections.close_all()
-children = []
-for _ in range(3):
-    child = os.fork()
-    if child == 0:
-        try:
-            order()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    children.append(child)
-assert all(os.waitpid(child, 0)[1] == 0 for child in children)
-"""

@@ -23,7 +23,7 @@ class Wire:
 
     def __init__(self, port: int | None = None) -> None:
         self._target = port
-        self._silent = self._silent_to_subscribers = False
+        self._is_silent_to_subscribers = False
         self._sockets: list[socket.socket] = []
         self._clients: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -61,31 +61,13 @@ class Wire:
             time.sleep(0.002)
         return self._asked
 
-    @asked.setter
-    def asked(self, count: int) -> None:
-        self._asked = count
-
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def go_silent(self) -> None:
-        """Keep all connections open, and forward nothing."""
-        self._silent = True
-
     def go_silent_to_subscribers(self) -> None:
-        """Do the same only for connections that subscribed to a channel."""
-        self._silent_to_subscribers = True
-
-    def speak(self) -> None:
-        """Forward new data again."""
-        self._silent = self._silent_to_subscribers = False
-
-    def cut(self) -> None:
-        """Every connection ends; new ones are accepted."""
-        sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            _close(each)
+        """Keep the connections that subscribed to a channel open, and forward nothing to them."""
+        self._is_silent_to_subscribers = True
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -136,7 +118,7 @@ class Wire:
     def _answer(self, server: socket.socket, client: socket.socket, subscribed: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65_536):
-                if self._silent or (self._silent_to_subscribers and subscribed.is_set()):
+                if self._is_silent_to_subscribers and subscribed.is_set():
                     self.dropped += len(data)
                 else:
                     client.sendall(data)

@@ -1,14 +1,56 @@
-"""A process of a race: runs the commands that it reads as lines of JSON, and answers each. See `stage.Actor`."""
+"""The processes of a race: each runs the commands that it reads as lines of JSON, and answers each."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import django
+
+from tests.conftest import ROOT
+from tools import processes
+
+PATIENCE = 60.0
+"""Seconds after which a test that waits for other processes gives up."""
+
+
+class Actor:
+    """A child process that runs `main`: it runs a command at the same time as others, and answers."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "tests.e2e.races.actor"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process: Any = processes.start(command, env=environment, cwd=ROOT, **pipes)
+        self.is_busy = False
+
+    def tell(self, operation: str, **what: Any) -> None:
+        """Start a command. Read its answer before the next one."""
+        self.is_busy = True
+        self._process.stdin.write(json.dumps({"operation": operation, **what}) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        """Wait for the answer and return it. Raises AssertionError with its traceback if it failed."""
+        line = self._process.stdout.readline()
+        assert line, f"a process of the race ended by itself, with {self._process.wait()}"
+        self.is_busy = False
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["answer"]
+
+    def kill(self) -> None:
+        processes.kill(self._process)
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+def all_answer(actors: Sequence[Actor]) -> list[Any]:
+    """Return the answers of all."""
+    return [actor.hear() for actor in actors]
 
 
 def main() -> None:
@@ -26,12 +68,12 @@ def main() -> None:
 def _operations() -> Mapping[str, Callable[..., Any]]:
     from django.db import connections
 
-    from tests.e2e.races import payers, verbs
+    from tests.e2e.races import paying, verbs
 
     return {
         "begin": _begin,
         "end": connections.close_all,  # other tests count the connections to the database
-        "pay": payers.pay,
+        "pay": paying.pay,
         "schedule": verbs.schedule,
         "anything": verbs.anything,
     }

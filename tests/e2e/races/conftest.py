@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import signal
-import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,7 +14,8 @@ from django.db import connection
 
 from django_delayq.engine.records import QueueKeys
 from django_delayq.redis_clients import key_prefix
-from tests.e2e.races.stage import PATIENCE, Actor, all_answer
+from tests.e2e.races.actor import Actor, all_answer
+from tests.support.processes import StartLogged
 from tests.support.waiting import wait_until
 
 
@@ -66,25 +65,17 @@ def actors(
 
 
 @pytest.fixture
-def two_workers(
-    start_command: Callable[..., subprocess.Popen[bytes]], redis_client: redis.Redis, tmp_path: Path
-) -> Iterator[None]:
+def two_workers(start_logged: StartLogged, redis_client: redis.Redis) -> Iterator[None]:
     """Two worker processes fire; at the end they are asked to stop, and do."""
-    logs = [tmp_path / f"worker{number}.log" for number in (1, 2)]
-    workers = []
-    for log in logs:
-        with log.open("wb") as output:
-            workers.append(start_command("delayq_worker", "--processes", "1", stdout=output, stderr=output))
+    workers = [start_logged(), start_logged()]
     channel = QueueKeys.of(key_prefix("default"), "default", 0, 1).wake
 
     def both_listen() -> bool:
-        ended = [log.read_text() for worker, log in zip(workers, logs, strict=True) if worker.poll() is not None]
+        ended = [worker.text for worker in workers if worker.process.poll() is not None]
         assert not ended, f"a worker ended by itself: {ended}"
         return dict(redis_client.pubsub_numsub(channel)).get(channel.encode()) == len(workers)
 
     wait_until(both_listen, "both workers listen")
     yield
     for worker in workers:
-        worker.send_signal(signal.SIGTERM)
-    codes = [worker.wait(PATIENCE) for worker in workers]
-    assert codes == [0, 0], [log.read_text() for log in logs]
+        worker.stop()

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from statistics import median
 from typing import Any, NamedTuple
 
 from django.db import DEFAULT_DB_ALIAS
@@ -16,7 +15,7 @@ from django_delayq import sync_timeouts
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import TimeoutPolicy
 from django_delayq.sql.now import database_now
-from tests.e2e.races.stage import Actor, all_answer
+from tests.e2e.races.actor import Actor, all_answer
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import cancel_unpaid
@@ -50,20 +49,6 @@ def _status_of_orders(pks: Collection[int]) -> dict[int, str]:
 ORDERS = Goods(Order, cancel_unpaid, _status_of_orders)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a race ended: how many won each way, and by how many seconds both sides were late, in the median."""
-
-    paid: int
-    cancelled: int
-    payers_late: float
-    workers_late: float
-
-    @property
-    def share_paid(self) -> float:
-        return self.paid / (self.paid + self.cancelled)
-
-
 class Pace(NamedTuple):
     """How many are paid, how many in each second, and by how many seconds after their deadlines."""
 
@@ -72,8 +57,8 @@ class Pace(NamedTuple):
     shift: float
 
 
-def race(way: str, payers: Sequence[Actor], pace: Pace, *, seed: str, goods: Goods = ORDERS) -> Outcome:
-    """Pay orders around their deadlines, give or take the jitter.
+def race(way: str, payers: Sequence[Actor], pace: Pace, *, seed: str, goods: Goods = ORDERS) -> float:
+    """Pay orders around their deadlines, give or take the jitter. Return which share was paid.
 
     Raises AssertionError unless each of them was either paid or cancelled and both sides know which.
     """
@@ -87,8 +72,7 @@ def race(way: str, payers: Sequence[Actor], pace: Pace, *, seed: str, goods: Goo
     answers = [answer for answers in all_answer(payers) for answer in answers]
     unsettled = Timeout.objects.unsettled()
     wait_until(lambda: not unsettled.exists(), "all timeouts are settled")
-    paid, cancelled = judge(orders, {pk: was_paid for pk, was_paid, _ in answers}, goods)
-    return Outcome(paid, cancelled, median(late for _, _, late in answers), _lateness(orders, goods))
+    return judge(orders, dict(answers), goods)
 
 
 def _arm(offsets: Sequence[timedelta], goods: Goods) -> tuple[list[int], list[datetime]]:
@@ -121,8 +105,8 @@ def _place(deadlines: Sequence[datetime], goods: Goods) -> list[int]:
     return pks
 
 
-def judge(orders: Collection[int], answers: Mapping[int, bool], goods: Goods = ORDERS) -> tuple[int, int]:
-    """How many were paid and how many were cancelled. Raises AssertionError for each that was both or neither."""
+def judge(orders: Collection[int], answers: Mapping[int, bool], goods: Goods) -> float:
+    """Return the share that was paid. Raises AssertionError for each that was both paid and cancelled, or neither."""
     rows = _rows_of(orders, goods)
     effects = Counter(
         Effect.objects.filter(object_id__in=[str(pk) for pk in orders]).values_list("timeout_id", flat=True)
@@ -135,7 +119,7 @@ def judge(orders: Collection[int], answers: Mapping[int, bool], goods: Goods = O
     assert effects == Counter(fired.keys()), "effects and fired rows are the same"
     early = [row for row in fired.values() if row.settled_at is None or row.settled_at < row.due_at]
     assert not early, f"fired before its deadline: {early}"
-    return len(ends) - len(fired), len(fired)
+    return 1 - len(fired) / len(ends)
 
 
 def _rows_of(orders: Collection[int], goods: Goods) -> dict[int, Timeout]:
@@ -146,8 +130,3 @@ def _rows_of(orders: Collection[int], goods: Goods) -> dict[int, Timeout]:
     wrong = {pk: [vars(row) for row in rows if row.object_id == str(pk)] for pk in orders if times[pk] != 1}
     assert not wrong, f"{len(wrong)} of {len(orders)} orders have not had one timeout: {list(wrong.items())[:3]}"
     return by_order
-
-
-def _lateness(orders: Collection[int], goods: Goods) -> float:
-    late = [row.lateness() or 0.0 for row in _rows_of(orders, goods).values() if row.state == Timeout.State.FIRED]
-    return median(late) if late else 0.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from tests.e2e.races.stage import PATIENCE
+from tests.e2e.races.actor import PATIENCE
 from tests.support.waiting import wait_until
 
 needs_row_locks = pytest.mark.skipif(

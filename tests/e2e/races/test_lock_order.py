@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,12 +16,12 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
-from django_delayq.arming.receivers import ArmingQuerySet, arm_saved
+from django_delayq.arming.receivers import arm_saved
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.sql.statements import CHUNK
-from django_delayq.testing import fire_due
+from tests.e2e.races.actor import PATIENCE
 from tests.e2e.races.sessions import (
     Session,
     cross,
@@ -30,8 +31,10 @@ from tests.e2e.races.sessions import (
     needs_row_locks,
     transaction_with,
 )
-from tests.testapp.models import Customer, ExpressOrder, Order, Voucher
-from tests.testapp.timeouts import cancel_unpaid
+from tests.support.typed import Declare
+from tests.testapp.market import Payment, Purchase
+from tests.testapp.models import ExpressOrder, Order
+from tests.testapp.timeouts import LOSE_UNPAID, cancel_unpaid, lose
 
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_row_locks]
 
@@ -59,21 +62,8 @@ def test_pages_of_one_transaction_lock_objects_in_the_order_of_their_keys(
     assert Timeout.objects.pending().filter(object_id__in=[str(order.pk) for order in later]).count() == len(later)
 
 
-def test_an_update_of_two_pages_locks_in_the_order_of_the_database() -> None:
-    """MariaDB sorts letters without regard to case, PostgreSQL by its locale, and Python all capitals first."""
-    Voucher.objects.bulk_create(Voucher(code=code) for code in ["a", *(f"B{number}" for number in range(CHUNK))])
-    codes = list(Voucher.objects.order_by("pk").values_list("pk", flat=True))
-    last = Voucher.objects.filter(pk__in=codes[codes.index("a") + 1 :][-1:])
-    cross(
-        lambda: ArmingQuerySet(Voucher).update(issued_at=timezone.now()),
-        first=lambda: Voucher.objects.filter(pk="a").update(status="used"),
-        then=lambda: last.update(status="used"),
-    )
-    assert Voucher.objects.filter(issued_at__isnull=False).count() == CHUNK + 1
-
-
 @pytest.mark.parametrize("verb", ["cancel_timeout", "before_deadline", "schedule_timeout", "extend_timeout"])
-def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Callable[..., Any], verb: str) -> None:
+def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Declare, verb: str) -> None:
     """MariaDB walks the primary key backwards to find the newest round of a slot in a small ledger.
 
     So it reads all rows, and waits for locked ones.
@@ -114,7 +104,7 @@ CHILDS: dict[str, Callable[[ExpressOrder], object]] = {
 
 
 @pytest.mark.parametrize("verb", CHILDS)
-def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Callable[..., Any], verb: str) -> None:
+def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Declare, verb: str) -> None:
     declare(ExpressOrder, name="of_child", when=Q(status="unpaid"), since="created_at", after=timedelta(hours=1))
     express = ExpressOrder.objects.create(created_at=timezone.now())
     cross(
@@ -124,32 +114,13 @@ def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Call
     )
 
 
-@pytest.mark.parametrize("others", [1, CHUNK], ids=["one_page", "two_pages"])
-def test_timeouts_of_parents_and_children_lock_the_parents_in_the_order_of_their_keys(
-    declare: Callable[..., Any], others: int
-) -> None:
-    """An operator cancels everything. Parents of children were locked after all other orders, whatever their keys."""
-    declare(ExpressOrder, name="of_child")
-    express = ExpressOrder.objects.create()
-    orders = Order.objects.bulk_create([Order() for _ in range(others)])
-    dq.schedule_timeout(express, "of_child", hours=1)
-    dq.schedule_timeouts(Order.objects.exclude(pk=express.pk), "remind", hours=1)
-    cross(
-        transaction.atomic(lambda: dq.cancel_timeouts(Timeout.objects.all())),
-        first=lambda: Order.objects.filter(pk=express.pk).update(note="saving"),
-        then=lambda: Order.objects.filter(pk=orders[0].pk).update(note="saving"),
-    )
-    assert Timeout.objects.filter(state="cancelled").count() == others + 1
-
-
-@pytest.mark.parametrize("fields", [["courier"], ["courier", "status"]], ids=["own", "own_and_parents"])
 @pytest.mark.parametrize(
     ("model", "options"),
     [(Order, {"since": lambda order: order.created_at}), (ExpressOrder, {"since": "created_at"})],
     ids=["policy_of_parent", "policy_of_child"],
 )
 def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_columns(
-    declare: Callable[..., Any], model: Any, options: dict[str, Any], fields: list[str]
+    declare: Declare, model: Any, options: dict[str, Any]
 ) -> None:
     """Django updates only the child's table then, and arming would lock the parent's row after the child's."""
     condition = Q() if model is Order else Q(courier="swift")
@@ -158,41 +129,7 @@ def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_colum
     other, table = ExpressOrder.objects.get(pk=express.pk), ExpressOrder._meta.db_table
     with meanwhile(other.save, lambda sql: sql.startswith("UPDATE") and table in sql):
         express.courier = "swift"
-        express.save(update_fields=fields)
-
-
-@pytest.mark.parametrize("model", [Order, ExpressOrder])
-def test_deleting_a_child_locks_its_parents_half_first_too(declare: Callable[..., Any], model: Any) -> None:
-    """Django deletes the child's row first, and what schedules a timeout at that time locks the parent's row first."""
-    declare(ExpressOrder, name="of_child")
-    express, table = ExpressOrder.objects.create(), ExpressOrder._meta.db_table
-
-    def schedule() -> None:
-        with pytest.raises(ValueError, match="not in the database"):
-            dq.schedule_timeout(express, "of_child", hours=1)
-
-    with meanwhile(schedule, lambda sql: sql.startswith("DELETE") and table in sql):
-        model.objects.get(pk=express.pk).delete()
-
-
-def test_what_locks_an_object_before_it_inserts_a_row_that_refers_to_it_does_not_deadlock(
-    declare: Callable[..., Any],
-) -> None:
-    """On MariaDB the insert locks the object, shared with others, so that a call after it would deadlock."""
-    customer, policy = Customer.objects.create(), declare(Customer, name="of_customer")
-
-    def act() -> None:
-        with dq.before_deadline(customer, policy):
-            Order.objects.create(customer=customer)
-            if not sessions:
-                sessions.append(Session(act))
-                sessions[0].wait_until_it_waits()
-            dq.schedule_timeout(customer, policy, hours=1)
-
-    sessions: list[Session] = []
-    act()
-    sessions[0].end()
-    assert Timeout.objects.pending().count() == 1
+        express.save(update_fields=["courier"])
 
 
 BULK: dict[str, Callable[[Any], int]] = {
@@ -219,14 +156,6 @@ def test_a_bulk_verb_waits_for_no_timeout_of_another_object(few: list[Order], ve
         assert BULK[verb](own) == len(own)
 
 
-@pytest.mark.parametrize("verb", BULK)
-def test_a_bulk_verb_waits_for_its_own_timeouts(few: list[Order], verb: str) -> None:
-    done: list[int] = []
-    rows = dq.pending_timeouts(few[10:12], "remind").values_list("pk", flat=True)
-    cross(lambda: done.append(BULK[verb](few)), first=lambda: locked(*rows), then=lambda: done.append(0))
-    assert done == [0, len(few)]
-
-
 def locked(*rows: int) -> list[Timeout]:
     return list(Timeout.objects.select_for_update().filter(pk__in=rows))
 
@@ -249,7 +178,7 @@ def no_answer(order: Order, timeout: Timeout) -> None:
 
 
 @pytest.fixture
-def next_is_moving(declare: Callable[..., Any]) -> Callable[..., Any]:
+def next_is_moving(declare: Declare) -> Callable[..., Any]:
     """`next_is_moving(policy)`: another transaction moves the row that is due next, and commits late."""
     Order.objects.bulk_create([Order() for _ in range(200)])
     settled = declare(Order, name="settled")
@@ -277,7 +206,7 @@ def next_is_moving(declare: Callable[..., Any]) -> Callable[..., Any]:
     ids=["fired", "fired_outside", "skipped", "failed", "failed_outside"],
 )
 def test_a_firing_waits_for_no_timeout_of_another_object(
-    declare: Callable[..., Any], next_is_moving: Callable[..., Any], options: dict[str, Any], end: tuple[str, int]
+    declare: Declare, next_is_moving: Callable[..., Any], options: dict[str, Any], end: tuple[str, int]
 ) -> None:
     """MariaDB prefers the index of due rows to the primary key while few rows are due.
 
@@ -290,18 +219,6 @@ def test_a_firing_waits_for_no_timeout_of_another_object(
         run(works[0], "default")
         row.refresh_from_db()
         assert (row.state, row.attempts) == end
-
-
-def test_burying_a_dead_timeout_waits_for_no_other(
-    declare: Callable[..., Any], next_is_moving: Callable[..., Any]
-) -> None:
-    policy = declare(Order, no_answer, name="dead", retry=dq.Retry.never())
-    order = Order.objects.create()
-    dq.schedule_timeout(order, policy, seconds=0)
-    assert fire_due(raises=False) == 0
-    with next_is_moving(policy):
-        assert dq.cancel_timeout(order, policy)
-    assert Timeout.objects.filter(policy=policy.label, object_id=str(order.pk)).get().state == "cancelled"
 
 
 @pytest.mark.usefixtures("counted_deadlocks")
@@ -319,3 +236,95 @@ def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
     assert deadlocks() == before
     assert PolicyChange.objects.count() == 3
     assert PolicyControl.objects.get().by == "another"
+
+
+# Before a watched row is locked or written, its owner is locked: the order of a firing, and of saves.
+
+Payments = list[Any]
+"""Of `Payment`."""
+
+
+@pytest.fixture
+def payments(declare: Declare) -> Payments:
+    """Two payments, in the order of their keys. Their purchases have the opposite order."""
+    declare(Purchase, lose, name="lose_unpaid", **LOSE_UNPAID)
+    second, first = Purchase.objects.create(), Purchase.objects.create()
+    return [Payment.objects.create(purchase=purchase) for purchase in (first, second)]
+
+
+def lock(purchase: int) -> None:
+    Purchase.objects.select_for_update().get(pk=purchase)
+
+
+def save_each(rows: Any) -> None:
+    for payment in rows:
+        payment.status = "failed"
+        payment.save()
+
+
+# That each other way to write does so, too: tests/integration/arming/test_watched.py.
+WRITES: dict[str, Callable[[Payments], object]] = {
+    "update_or_create": lambda some: Payment.objects.update_or_create(pk=some[0].pk, defaults={"status": "failed"}),
+    "of_its_owner": lambda some: some[0].purchase.payments.update_or_create(pk=some[0].pk, defaults={"status": "x"}),
+    "iterator": lambda some: save_each(Payment.objects.select_for_update().filter(pk=some[0].pk).iterator()),
+    "delete": lambda some: Payment.objects.filter(pk=some[0].pk).delete(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_locks_a_watched_row_locks_its_owner_first(payments: Payments, write: str) -> None:
+    """A firing has locked the owner, and its handler writes the row that the request wants, too."""
+    cross(
+        transaction.atomic(lambda: WRITES[write](payments)),
+        first=lambda: lock(payments[0].purchase_id),
+        then=lambda: Payment._base_manager.filter(pk=payments[0].pk).update(status="void"),
+    )
+
+
+BULK_WRITES: dict[str, Callable[[Payments], object]] = {
+    "bulk_update": lambda some: Payment.objects.bulk_update(some, ["status"], batch_size=1),
+    "delete": lambda some: Payment.objects.filter(pk__in=[each.pk for each in some]).delete(),
+    "select_for_update": lambda some: save_each(Payment.objects.select_for_update().order_by("pk")),
+}
+
+
+@pytest.mark.parametrize("write", BULK_WRITES)
+def test_what_writes_several_watched_rows_locks_their_owners_in_the_order_of_their_keys(
+    payments: Payments, write: str
+) -> None:
+    first, second = Purchase.objects.order_by("pk")
+    act = transaction.atomic(lambda: BULK_WRITES[write](payments))
+    cross(act, first=lambda: lock(first.pk), then=lambda: lock(second.pk))
+
+
+# The next round takes the slot of one that is firing outside a transaction.
+
+
+def test_a_failed_attempt_waits_for_no_transaction_that_has_scheduled_the_next_round(
+    declare: Declare,
+) -> None:
+    """It would hold its row meanwhile, for which that transaction may wait."""
+    began, may_fail, tried = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def fail(order: Order, timeout: Timeout) -> None:
+        began.set()
+        assert may_fail.wait(PATIENCE)
+        raise RuntimeError("no answer")
+
+    policy, order = declare(Order, fail, name="outside", atomic=False), Order.objects.create()
+    works, _ = plan({dq.schedule_timeout(order, policy, seconds=0).pk: 1}, "default")
+    set_checkpoint_hook(lambda step: tried.release() if step == "undone" else None)
+    try:
+        worker = Session(lambda: run(works[0], "default"))
+        assert began.wait(PATIENCE)
+        with transaction.atomic():
+            dq.schedule_timeout(order, policy, hours=1)
+            may_fail.set()
+            assert tried.acquire(timeout=PATIENCE)
+            assert tried.acquire(timeout=PATIENCE)  # again, so the first one did not wait for the slot
+            assert dq.cancel_timeouts(order.timeouts.all()) == 1
+        worker.end()
+    finally:
+        set_checkpoint_hook(None)
+    rows = Timeout.objects.order_by("pk").values_list("state", "cause", "attempts")
+    assert list(rows) == [("cancelled", "hand", 1), ("cancelled", "hand", 0)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -14,15 +13,14 @@ from django.utils import timezone
 
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
+from tests.e2e.races.actor import Actor, all_answer
 from tests.e2e.races.sessions import deadlocks
-from tests.e2e.races.stage import Actor, all_answer
 from tests.e2e.races.verbs import SINGLE, USABLE
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-logger = logging.getLogger(__name__)
 
 ACTORS = 4
 
@@ -58,19 +56,17 @@ def test_one_slot_scheduled_at_once_by_many_has_one_row_and_each_knows_which(
         assert row.due_at in deadlines if mode == "replace" else deadlines == {row.due_at}
 
 
-def let_act(four: list[Actor], kind: str, orders: list[int], times: int, *, own: bool = False) -> Counter[str]:
+def let_act(four: list[Actor], kind: str, orders: list[int], times: int) -> Counter[str]:
     """Let each of the four do any acts of this kind; return how often each verb was performed in all processes.
 
-    `own`: each with orders of its own. Raise AssertionError if the database complained.
+    Raise AssertionError if the database complained.
     """
     for number, actor in enumerate(four):
-        some = orders[number::ACTORS] if own else orders
-        actor.tell("anything", kind=kind, orders=some, times=times, seed=f"{kind} {number}")
+        actor.tell("anything", kind=kind, orders=orders, times=times, seed=f"{kind} {number}")
     answers = all_answer(four)
     complaints = [complaint for _, found in answers for complaint in found]
     assert not complaints, f"{len(complaints)} complaints: {complaints[:5]}"
     counts = sum((Counter(counts) for counts, _ in answers), Counter[str]())
-    logger.info("%s", dict(counts))
     taken = Timeout.objects.pending().values_list("policy", "content_type_id", "object_id", "key")
     assert max(Counter(taken).values(), default=0) <= 1, "no slot is taken twice, by what it is about"
     return counts
@@ -94,15 +90,10 @@ def each_that_fired_took_effect_once() -> None:
 @pytest.mark.usefixtures("two_workers")
 def test_any_verbs_over_the_same_orders_leave_one_row_per_slot_and_no_complaint(four: list[Actor]) -> None:
     counts = let_act(four, "single", unpaid(6), times=150)
-    assert all(counts[verb.__name__] for verb in SINGLE), counts
+    assert all(counts[name] for name in SINGLE), counts
     each_that_fired_took_effect_once()
     left = sync_policy(cancel_unpaid, DEFAULT_DB_ALIAS, backfill=True, dry_run=True)
     assert left == Synced(), [vars(row) for row in Timeout.objects.filter(policy=cancel_unpaid.label)]
-
-
-@pytest.mark.usefixtures("two_workers")
-def test_transactions_over_different_orders_never_deadlock(four: list[Actor]) -> None:
-    assert let_act(four, "own", unpaid(40), times=80, own=True)["schedule_one"]
 
 
 def test_bulk_verbs_over_the_same_orders_in_different_orders_never_deadlock(four: list[Actor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -17,8 +17,8 @@ from django_delayq.admin import (
     TimeoutInline,
 )
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from tests.testapp.market import Merchant, Payment, Purchase
-from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
+from tests.testapp.market import Payment, Purchase
+from tests.testapp.models import Customer, Order
 
 HIDDEN = "of another tenant"
 
@@ -31,8 +31,6 @@ class TenantsTimeoutAdmin(TimeoutAdmin):
 
 
 class OwnInline(TimeoutInline):
-    shown = 2
-
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).exclude(key="secret")
 
@@ -46,26 +44,6 @@ class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
 class CustomerAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ("name",)
     inlines = (OwnInline,)
-
-
-class ExpressAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("status", "courier")
-    inlines = (OwnInline,)
-
-
-class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    pass
-
-
-class AdminWithoutDeletion(admin.ModelAdmin):  # type: ignore[type-arg]
-    """As other apps and projects wrote it before Django 6.1, which passes where the actions are shown."""
-
-    def get_actions(self, request: Any) -> Any:
-        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
-
-
-class OldAdmin(TimeoutAdminMixin, AdminWithoutDeletion):
-    pass
 
 
 class PaymentInline(admin.TabularInline):  # type: ignore[type-arg]
@@ -82,40 +60,15 @@ class PaymentAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-ar
     fields = ("status",)
 
 
-class MerchantAdmin(LockingAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    fields = ("name",)
-
-
-class QuietFilter(admin.SimpleListFilter):
-    title, parameter_name = "quiet", "quiet"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return [("yes", "yes")]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(reason="") if self.value() else queryset
-
-
-class FilteredTimeoutAdmin(TimeoutAdmin):
-    list_filter: ClassVar[Any] = (*TimeoutAdmin.list_filter, QuietFilter, "cause")
-
-
-site, plain, elsewhere, only_policies, filtered = (
-    admin.AdminSite(name=name) for name in ("admin", "plain", "elsewhere", "policies", "filtered")
-)
+site, plain, elsewhere = (admin.AdminSite(name=name) for name in ("admin", "plain", "elsewhere"))
 site.register(Timeout, TenantsTimeoutAdmin)
 site.register(PolicyControl, PolicyControlAdmin)
 site.register(PolicyChange, PolicyChangeAdmin)
 for each in (site, plain):
     each.register(Order, OrderAdmin)
     each.register(Customer, CustomerAdmin)
-site.register(ExpressOrder, ExpressAdmin)
-site.register([Parcel, Voucher, Plain], ParcelAdmin)
-for model, shown in ((Purchase, PurchaseAdmin), (Payment, PaymentAdmin), (Merchant, MerchantAdmin)):
-    site.register(model, shown)
+site.register(Purchase, PurchaseAdmin)
+site.register(Payment, PaymentAdmin)
 elsewhere.register(Timeout, TimeoutAdmin)
 elsewhere.register(Order, OrderAdmin)
-elsewhere.register(Parcel, OldAdmin)
-only_policies.register(PolicyControl, PolicyControlAdmin)
-filtered.register(Timeout, FilteredTimeoutAdmin)
-urlpatterns = [path(f"{each.name}/", each.urls) for each in (site, plain, elsewhere, only_policies, filtered)]
+urlpatterns = [path(f"{each.name}/", each.urls) for each in (site, plain, elsewhere)]

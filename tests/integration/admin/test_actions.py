@@ -1,24 +1,27 @@
-"""The operations in the admin: what the list offers, confirmation, effect, log entries and messages."""
+"""The pages of timeouts: what they show, and operations with their confirmation, effect, log entries and messages."""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.admin import actions
 from django_delayq.admin.pages import TimeoutAdmin
 from django_delayq.models import Timeout
 from django_delayq.operations.registry import TIMEOUT_OPERATIONS
-from tests.integration.admin.conftest import Staff, source, stored, told
-from tests.integration.admin.places import DETAIL, LIST, OPERATION
+from tests.integration.admin.conftest import Staff, source, stored, told, words
+from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, SELECTED, UNPAID
 from tests.support.typed import Patch
 from tests.testapp.models import Order
 
@@ -35,17 +38,8 @@ def make(state: str = "pending", count: int = 1) -> list[Timeout]:
     return list(Timeout.objects.filter(pk__in=[row.pk for row in rows]).order_by("id"))
 
 
-def fitting(operation: str, count: int = 1) -> list[Timeout]:
-    """Rows to which this can be done."""
-    return make("dead" if operation in {"retry", "refire", "erase"} else "pending", count)
-
-
 def ids_of(rows: list[Timeout]) -> str:
     return ",".join(str(row.pk) for row in rows)
-
-
-def form(rows: list[Timeout], **fields: Any) -> dict[str, Any]:
-    return {"ids": ids_of(rows), "confirmed": "yes", "reason": "a storm", "amount": "2", "unit": "hours", **fields}
 
 
 def address(operation: str) -> str:
@@ -53,7 +47,8 @@ def address(operation: str) -> str:
 
 
 def do(client: Client, operation: str, rows: list[Timeout], **fields: Any) -> Any:
-    return client.post(address(operation), form(rows, **fields))
+    entered = {"reason": "a storm", "amount": "2", "unit": "hours", "confirmed": "yes", **fields}
+    return client.post(address(operation), {"ids": ids_of(rows), **entered})
 
 
 def ticked(client: Client, operation: str, *rows: Any, query: str = "", **fields: Any) -> Any:
@@ -63,25 +58,13 @@ def ticked(client: Client, operation: str, *rows: Any, query: str = "", **fields
     )
 
 
-def is_done(operation: str, before: Timeout) -> bool:
-    now = Timeout.objects.get(pk=before.pk)
-    return {
-        "cancel": now.state == "cancelled" and now.cause == "hand",
-        "fire": now.state == "pending" and now.run_at <= timezone.now(),
-        "postpone": now.state == "pending" and now.due_at == before.due_at + timedelta(hours=2),
-        "retry": now.state == "pending" and now.attempts == 0,
-        "refire": now.state == "dead" and Timeout.objects.filter(object_id=now.object_id, state="pending").exists(),
-        "erase": now.state == "dead" and now.erased_at is not None,
-    }[operation]
-
-
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, operation: str) -> None:
-    (row,) = fitting(operation)
-    client = staff("view_timeout", f"{operation}_timeout")
+    (row,) = make("dead" if operation in {"retry", "refire", "erase"} else "pending")
+    client, before = staff("view_timeout", f"{operation}_timeout"), stored(row.pk)
     answer = do(client, operation, [row])
     assert answer.status_code == 302 and answer.url == reverse(LIST)
-    assert is_done(operation, row)
+    assert stored(row.pk) != before
     user = User.objects.get(pk=client.session["_auth_user_id"])
     history = str(Timeout.objects.get(pk=row.pk).history)
     assert f"admin:{user.username}" in history and "a storm" in history
@@ -105,27 +88,15 @@ def test_the_list_does_nothing_without_the_permission_of_the_operation(staff: St
     assert stored(row.pk) == before and not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_list_asks_for_what_was_ticked_and_a_link_confirms_nothing(admin_client: Client, operation: str) -> None:
-    rows = fitting(operation, 3)
-    chosen = [rows[0], rows[2]]
-    answer = ticked(admin_client, operation, rows[0].pk, rows[2].pk, query="?q=")
-    assert (answer.status_code, answer.context["ids"]) == (200, ids_of(chosen))
-    page = admin_client.get(address(operation), form(chosen)).content.decode()
-    asked = "Show the consequences" if TIMEOUT_OPERATIONS[operation].has_preview else 'name="confirmed"'
-    assert f"order {rows[0].object_id}" in page and asked in page and "csrfmiddlewaretoken" in page
-    assert not LogEntry.objects.exists() and not any(is_done(operation, row) for row in rows)
-    assert do(admin_client, operation, chosen).status_code == 302
-    assert [is_done(operation, row) for row in rows] == [True, False, True]
-    assert LogEntry.objects.count() == 2
-
-
-def test_a_post_from_another_site_is_refused(row: Timeout) -> None:
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(User.objects.create_superuser("boss"))
-    pages = [address("cancel"), reverse("admin:django_delayq_policycontrol_operate", args=[row.policy, "pause"])]
-    assert [client.post(each, form([row])).status_code for each in pages] == [403, 403]
-    assert not Timeout.objects.get().is_settled
+def test_rows_that_the_admin_leaves_out_are_not_changed(admin_client: Client, monkeypatch: Patch) -> None:
+    hidden, own = make(count=2)
+    shown = TimeoutAdmin.get_queryset
+    monkeypatch.setattr(TimeoutAdmin, "get_queryset", lambda *args: shown(*args).exclude(pk=hidden.pk))
+    page = admin_client.get(address("cancel"), {"ids": ids_of([hidden, own])})
+    assert [each["row"].pk for each in page.context["rows"]] == [own.pk]
+    do(admin_client, "cancel", [hidden, own]), do(admin_client, "cancel", [hidden])
+    assert [*Timeout.objects.order_by("pk").values_list("state", flat=True)] == ["pending", "cancelled"]
+    assert LogEntry.objects.count() == 1
 
 
 def test_the_whole_list_is_chosen_as_filtered_and_no_more_than_the_most(
@@ -167,14 +138,6 @@ def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> No
         "1 timeout was left unchanged: no longer in the database",
     ]
     assert LogEntry.objects.get().object_id == str(pending.pk)
-    (dead,) = make("dead")
-    assert told(do(admin_client, "refire", [dead]))[-1] == "1 timeout is scheduled again."
-    again = do(admin_client, "refire", [dead])
-    assert told(again)[-1] == f"1 timeout was left unchanged: a newer round is pending ({dead.pk})"
-    new = Timeout.objects.filter(state="pending")
-    new.update(due_at="9999-12-20T00:00Z", run_at="9999-12-20T00:00Z")
-    far = do(admin_client, "postpone", [*new], amount="90000", unit="days")
-    assert "left unchanged: the new deadline is too far in the future" in told(far)[-1]
 
 
 def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> None:
@@ -199,28 +162,103 @@ def test_after_the_deed_the_visitor_is_back_where_he_came_from_but_never_elsewhe
     assert do(admin_client, "cancel", rows[1:], back="https://evil.example/").url == reverse(LIST)
 
 
-def test_rows_whose_object_policy_or_kind_is_gone_can_still_be_cancelled(admin_client: Client) -> None:
-    objectless, unknown, kindless, alone = rows = make(count=4)
-    Order.objects.filter(pk=objectless.object_id)._raw_delete("default")
-    Timeout.objects.filter(pk=unknown.pk).update(policy="gone.order.policy")
-    Timeout.objects.filter(pk__in=[kindless.pk, alone.pk]).update(content_type_id=10**6)
-    assert admin_client.get(address("cancel"), {"ids": ids_of(rows)}).status_code == 200
-    assert told(do(admin_client, "cancel", rows[:3])) == ["3 timeouts were cancelled."]
-    assert told(do(admin_client, "cancel", [alone]))[-1] == "1 timeout was cancelled."
+def test_a_button_names_its_action_and_object_and_required_fields_are_marked(admin_client: Client) -> None:
+    rows = make(count=3)
+    for where, said in (
+        (f"{address('cancel')}?ids={rows[0].pk}", "Cancel the timeout"),
+        (f"{address('cancel')}?ids={ids_of(rows)}", "Cancel 3 timeouts"),
+        (reverse(OPERATE, args=[UNPAID, "pause"]), "Pause the policy"),
+    ):
+        assert f'value="{said}"' in source(admin_client, where)
+    page = source(admin_client, f"{address('postpone')}?ids={rows[0].pk}")
+    labels = re.findall(r'(?s)<label for="id_(\w+)"[^>]*>(.*?)</label>', page)
+    assert [name for name, text in labels if "(required)" in text] == ["reason"]
+    assert {name for name, _ in labels} == {"amount", "unit", "at", "reason"}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_rows_that_the_admin_leaves_out_are_not_changed(
-    admin_client: Client, monkeypatch: Patch, operation: str
+@pytest.mark.parametrize(
+    ("since", "after", "is_said"),
+    [
+        ("paid_at", timedelta(hours=-1), True),
+        ("paid_at", lambda order: timedelta(0), False),
+        (lambda order: order.paid_at, timedelta(0), False),
+    ],
+    ids=["before a column", "computed delay", "computed start"],
+)
+def test_where_a_deadline_follows_a_column_the_pages_that_move_it_say_so(
+    admin_client: Client, declare: Any, since: Any, after: Any, is_said: bool
 ) -> None:
-    hidden, own = fitting(operation, 2)
-    shown = TimeoutAdmin.get_queryset
-    monkeypatch.setattr(TimeoutAdmin, "get_queryset", lambda *args: shown(*args).exclude(pk=hidden.pk))
-    before = stored(hidden.pk)
-    page = admin_client.get(address(operation), {"ids": ids_of([hidden, own])})
-    assert [each["row"].pk for each in page.context["rows"]] == [own.pk]
-    for rows in ([hidden, own], [hidden]):
-        assert do(admin_client, operation, rows).status_code == 302
-    assert stored(hidden.pk) == before
-    assert is_done(operation, own)
-    assert LogEntry.objects.count() == 1
+    label = declare(Order, name="pay", since=since, after=after).label
+    row = dq.schedule_timeout(Order.objects.create(paid_at=timezone.now() + timedelta(hours=5)), "pay", hours=5)
+    (other,) = make()
+    sentence = "testapp.order.pay follow the field “paid_at” of the object, which does not move with them."
+    for where, has_sentence in (
+        (f"{address('postpone')}?ids={ids_of([row, other])}", is_said),
+        (f"{address('postpone')}?ids={other.pk}", False),
+        (f"{address('cancel')}?ids={row.pk}", False),
+        (f"{reverse(SELECTED, args=['hold'])}?policy={label}", is_said),
+        (reverse(OPERATE, args=[label, "hold"]), is_said),
+        (reverse(OPERATE, args=[label, "pause"]), False),
+    ):
+        assert (sentence in words(admin_client.get(where))) is has_sentence, where
+
+
+def detail(client: Client, row: Timeout) -> str:
+    return source(client, reverse(DETAIL, args=[row.pk]))
+
+
+def test_the_pages_show_policy_object_state_deadline_key_and_story(viewer: Client, row: Timeout) -> None:
+    due = f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}"
+    Timeout.objects.update(key="<b>7")
+    page = source(viewer, LIST)
+    for text in ("testapp.order.remind", f"order {row.object_id}", due, "&lt;b&gt;on request"):
+        assert text in page
+    assert '<span class="delayq-badge delayq-pending">' in page
+    assert page.count("key: ") == 1 and "key: <bdi>&lt;b&gt;7</bdi>" in page
+    page = detail(viewer, row)
+    for text in ("scheduled", "extended", "asked for it", f"It is due at {due} unless", "&lt;b&gt;on request"):
+        assert text in page
+    assert f"order {row.object_id}" in page and "/testapp/order/" not in page, "no admin shows this project's orders"
+
+
+def test_the_story_says_how_late_or_early_it_fired_and_names_the_new_round(viewer: Client, row: Timeout) -> None:
+    for seconds, lateness in ((1.5, "1.5 s after the deadline"), (-1.5, "1.5 s before the deadline")):
+        settled_at = row.due_at + timedelta(seconds=seconds)
+        Timeout.objects.update(state="fired", cause="due", settled_at=settled_at, slot_taken=None)
+        page = detail(viewer, row)
+        assert lateness in page and "-1.5 s" not in page
+    operations.refire(Timeout.objects.get(), by="admin:ann")
+    new = Timeout.objects.get(state="pending")
+    assert f"fired again by the new round {new.pk}" in detail(viewer, row)
+    assert f"repeats the round {row.pk}" in detail(viewer, new)
+
+
+def test_only_who_may_view_sees_the_pages_and_nobody_changes_rows(
+    admin_client: Client, client: Client, row: Timeout
+) -> None:
+    for is_staff in (False, True):
+        client.force_login(User.objects.create_user(f"other{is_staff}", is_staff=is_staff))
+        for address in (reverse(LIST), reverse(DETAIL, args=[row.pk])):
+            assert client.get(address).status_code in (302, 403)
+    assert admin_client.get(reverse("admin:django_delayq_timeout_add")).status_code == 403
+    assert admin_client.get(reverse("admin:django_delayq_timeout_delete", args=[row.pk])).status_code == 403
+    changed = admin_client.post(reverse(DETAIL, args=[row.pk]), {"reason": "x", "state": "fired"})
+    assert changed.status_code == 403
+    admin_client.post(reverse(LIST), {"action": "delete_selected", "_selected_action": [row.pk]})
+    assert Timeout.objects.get().state == "pending"
+
+
+def test_a_round_that_its_condition_ended_shows_the_values_of_now_to_who_may_view_the_object(
+    admin_client: Client, viewer: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    order.status = "paid by phone"
+    order.save()
+    row = Timeout.objects.get(policy=UNPAID)
+    assert (row.state, row.cause) == ("cancelled", "condition")
+    assert "The object has now: <code>status = &quot;paid by phone&quot;</code>" in detail(admin_client, row)
+    assert "paid by phone" not in detail(viewer, row)
+    call_command("delayq_explain", "testapp.order", str(order.pk), policy="cancel_unpaid")
+    assert 'The object has now: status = "paid by phone"' in capsys.readouterr().out
+    Order.objects.filter(pk=order.pk).delete()
+    assert "The object has now" not in detail(admin_client, row)

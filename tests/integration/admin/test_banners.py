@@ -16,7 +16,7 @@ from django.utils.html import strip_tags
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import Staff, listed, policy_shown, queries, source
+from tests.integration.admin.conftest import Staff, listed, policy_shown, source
 from tests.integration.admin.places import DETAIL, LIST, OPERATE, POLICIES, REMIND
 from tests.integration.commands.conftest import a_worker
 from tests.testapp.models import Order
@@ -71,16 +71,15 @@ def test_each_page_says_which_workers_are_missing(admin_client: Client, row: Tim
     assert banners(admin_client, pages(row)["list"]) == []
 
 
-@pytest.mark.parametrize(("verb", "word"), [("pause", "Paused since"), ("hold", "On hold since")])
 def test_a_stopped_policy_is_named_with_its_reason_and_a_link_that_resumes_it(
-    admin_client: Client, staff: Staff, row: Timeout, verb: str, word: str
+    admin_client: Client, staff: Staff, row: Timeout
 ) -> None:
     a_worker()
-    getattr(operations, verb)(REMIND, by="admin:ann", reason="the provider is down")
+    operations.hold(REMIND, by="admin:ann", reason="the provider is down")
     link = f'href="{reverse(OPERATE, args=[REMIND, "resume"])}"'
     for name in ("list", "timeout", "inline", "report"):
         (banner,) = banners(admin_client, pages(row)[name])
-        assert banner.startswith(f"{REMIND} {word}") and "By admin:ann: the provider is down" in banner, name
+        assert banner.startswith(f"{REMIND} On hold since") and "By admin:ann: the provider is down" in banner, name
         assert link in source(admin_client, pages(row)[name])
     assert link not in source(staff("view_timeout"), LIST)
     (banner,) = banners(admin_client, f"{reverse(LIST)}?policy={REMIND}")
@@ -126,21 +125,3 @@ def test_failing_timeouts_have_a_badge_a_filter_and_a_count(admin_client: Client
     (failing,) = [each for each in policy_shown(admin_client, REMIND)["numbers"] if each["name"] == "failing"]
     assert (str(failing["count"]), failing["is_bad"]) == ("1", True)
     assert listed(admin_client, failing["address"]) == [row.pk]
-
-
-def test_the_list_can_begin_with_what_is_due_next(admin_client: Client) -> None:
-    first, last = (
-        dq.schedule_timeout(Order.objects.create(status="new"), "remind", hours=hours).pk for hours in (1, 9)
-    )
-    link, by_deadline = '<a href="?due=waiting">Show the next deadlines first</a>', f"{reverse(LIST)}?due=waiting"
-    assert listed(admin_client, reverse(LIST)) == [last, first], "newest first"
-    assert link in source(admin_client, LIST)
-    assert listed(admin_client, by_deadline) == [first, last]
-    assert "soonest first" in source(admin_client, by_deadline) and link not in source(admin_client, by_deadline)
-
-
-def test_a_banner_costs_each_page_a_constant_number_of_queries(admin_client: Client, row: Timeout) -> None:
-    before = {name: [queries(admin_client, address) for _ in range(2)][1] for name, address in pages(row).items()}
-    for number in range(5):
-        dq.schedule_timeout(Order.objects.get(pk=row.object_id), "remind", key=str(number), hours=1)
-    assert {name: queries(admin_client, address) for name, address in pages(row).items()} == before

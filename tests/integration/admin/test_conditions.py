@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import date
-
 import pytest
-from django.contrib import admin
 from django.db import models
 from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
-from django.db.models.lookups import GreaterThan, In
-from django.urls import include, path
+from django.db.models.lookups import In
 from django.utils import translation
 
-from django_delayq.exceptions import PolicyError
 from django_delayq.policy.reads import condition_text
-from tests.integration.admin.conftest import Staff, source
-from tests.support.typed import Declare, Patch
-from tests.testapp.models import Customer, Order
-
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
+from tests.testapp.models import Customer
 
 
 class Status(models.TextChoices):
@@ -37,27 +28,20 @@ QUERY = "a query of testapp.Customer"
     [
         (Q(), "always"),
         (Q(status="x", note=None), 'note is None and status = "x"'),
-        (Q(status="x") | Q(status="y"), 'status = "x" or status = "y"'),
         (Q(status="x") ^ Q(status="y"), 'status = "x" xor status = "y"'),
         (~Q(status="x"), 'not (status = "x")'),
         (Q(a__lt=1) & Q(b__lte=2) & Q(c__gte=3) & Q(d__gt=4), "a < 1 and b <= 2 and c >= 3 and d > 4"),
         (Q(paid_at__isnull=True, note__isnull=False), "note is not None and paid_at is None"),
-        (Q(name__icontains='a "b"'), 'name__icontains = "a \\"b\\""'),
         (Q(Q(a=1) | Q(b=2), c=3), "(a = 1 or b = 2) and c = 3"),
-        (Q(paid_at__gt=F("created_at")), "paid_at > created_at"),
         (Q(status__in=[Status.NEW, "x"]), 'status in ["new", "x"]'),
-        (Q(day=date(2026, 1, 2)), 'day = "2026-01-02"'),
         (Q(amount=F("bound") + Value(2)), "amount = bound + 2"),
         (Q(at__lt=Now()), "at < Now()"),
         (Q(RawSQL("1 = %s", [1], models.BooleanField())), "RawSQL(1 = %s, [1])"),
-        (Q(GreaterThan(F("amount"), 3)), "amount > 3"),
         (Q(customer=ADA), "customer = testapp.Customer 5"),
         (Q(customer__in=VIPS), f"customer in {QUERY}"),
-        (Q(customer__in=VIPS.query), f"customer in {QUERY}"),
         (Q(customer__in=Customer.objects.raw("SELECT 1")), f"customer in {QUERY}"),
         (Q(customer=Subquery(VIPS.values("pk")[:1])), f"customer = Subquery({QUERY})"),
         (Q(Exists(VIPS.filter(pk=OuterRef("customer")))), f"Exists({QUERY})"),
-        (Q(~Exists(VIPS)), f"not (Exists({QUERY}))"),
         (Q(In(F("customer"), VIPS)), f"customer in {QUERY}"),
         (
             Q(Case(When(customer__in=VIPS, then=Value(True)), output_field=models.BooleanField())),
@@ -68,20 +52,3 @@ QUERY = "a query of testapp.Customer"
 def test_conditions_as_code_in_every_language(when: Q, words: str) -> None:
     with translation.override("de"):
         assert condition_text(when) == words  # a test without the mark django_db can run no query
-
-
-def test_a_wrong_condition_is_refused_without_a_query(declare: Declare) -> None:
-    with pytest.raises(PolicyError, match="custmer"):
-        declare(Order, name="wrong", when=Q(custmer__in=Customer.objects.all()))
-
-
-@pytest.mark.django_db
-@pytest.mark.urls(__name__)
-def test_a_query_in_a_condition_names_no_objects(declare: Declare, monkeypatch: Patch, staff: Staff) -> None:
-    Customer.objects.create(name="Ada")
-    monkeypatch.setattr(Customer, "__str__", lambda self: self.name)
-    declare(Order, name="of_customers", when=Q(customer__in=Customer.objects.all()))
-    client = staff("view_policycontrol", "view_timeout")
-    for address in ("/admin/django_delayq/policycontrol/", "/api/policies/testapp.order.of_customers/"):
-        page = source(client, address)
-        assert f"customer in {QUERY}" in page and "Ada" not in page

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from django.utils.html import escape
 from django_delayq.admin import mixins
 from tests.integration.admin.conftest import Staff, source
 from tests.support.purchases import Declare
-from tests.testapp.market import Merchant, Payment, Purchase
+from tests.testapp.market import Payment, Purchase
 from tests.testapp.timeouts import LOSE_UNPAID, lose
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.integration.admin.sites")]
@@ -26,8 +25,8 @@ def payment(declare: Declare) -> Payment:
     return Payment.objects.create(purchase=Purchase.objects.create())
 
 
-def page_of(obj: Any, page: str = "change") -> str:
-    return f"/admin/testapp/{obj._meta.model_name}/{obj.pk}/{page}/?_changelist_filters=q%3Dx"
+def page_of(obj: Any) -> str:
+    return f"/admin/testapp/{obj._meta.model_name}/{obj.pk}/change/?_changelist_filters=q%3Dx"
 
 
 def posted(client: Client, opened: Any, **values: str) -> Any:
@@ -40,12 +39,9 @@ def posted(client: Client, opened: Any, **values: str) -> Any:
 
 
 CHANGES: dict[str, tuple[bool, Callable[[Payment], Any]]] = {
-    "nothing": (False, lambda payment: None),
     "the row": (True, lambda payment: Purchase.objects.update(status="expired")),
-    "a column that the page does not show": (True, lambda payment: Purchase.objects.update(grace=timedelta(days=1))),
     "a row of the inline": (True, lambda payment: Payment.objects.update(status="void")),
     "a new row of the inline": (True, lambda payment: payment.purchase.payments.create()),  # type: ignore[union-attr]
-    "a removed row of the inline": (True, lambda payment: payment.delete()),
     "another row": (False, lambda payment: Payment.objects.create(purchase=Purchase.objects.create())),
 }
 
@@ -62,8 +58,6 @@ def test_a_page_is_refused_if_the_row_has_changed_since_then(admin_client: Clien
     assert answer.status_code == (200 if is_refused else 302)
     if is_refused:
         assert escape(str(mixins.STALE)) in answer.content.decode()
-        again = posted(admin_client, answer, **values)
-        assert again.status_code == 200, "the refused page is not newer"
         assert before == (list(Purchase.objects.values()), list(Payment.objects.values()))
         answer = posted(admin_client, admin_client.get(page_of(purchase)), **values)
     assert answer.status_code == 302
@@ -82,15 +76,6 @@ def test_the_page_of_a_watched_row_is_refused_too_and_reloaded_it_is_fresh(
     assert posted(admin_client, admin_client.get(address), status="captured").status_code == 302
     without_version = admin_client.post(page_of(payment), {"status": "captured"})
     assert without_version.status_code == 302
-
-
-def test_deleting_works_and_a_model_without_timeouts_has_no_version(admin_client: Client, payment: Payment) -> None:
-    merchant = Merchant.objects.create()
-    assert mixins.VERSION not in admin_client.get(page_of(merchant)).content.decode()
-    for obj in (payment, payment.purchase, merchant):
-        opened = admin_client.get(page_of(obj, "delete"))
-        assert posted(admin_client, opened, post="yes").status_code == 302
-        assert not type(obj)._default_manager.filter(pk=obj.pk).exists()  # type: ignore[union-attr]
 
 
 def test_a_visitor_who_may_only_view_sees_no_version_and_locks_nothing(payment: Payment, staff: Staff) -> None:

@@ -10,6 +10,7 @@ from django.db.models import F, Q
 import django_delayq as dq
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
+from django_delayq.rounds.columns import far
 from django_delayq.testing import fire_due
 from tests.support.hours import (
     HOUR,
@@ -64,18 +65,19 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
     assert again(keyed).state == "fired"
 
 
+@pytest.mark.parametrize("keep_deadline", [False, True])
 @pytest.mark.parametrize("policy", ["column"], indirect=True)
-def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any) -> None:
+def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any, keep_deadline: bool) -> None:
     with at(0):
         order = Order.objects.create(created_at=T0)
     with at(1):
-        dq.hold_timeout(order, policy)
+        dq.hold_timeout(order, policy, keep_deadline=keep_deadline)
         save(order, note="talks")
     with at(2), heard("held", "resumed") as got:
         dq.resume_timeout(order, policy)
-    row = only(policy)
-    assert (seen(row), row.held_by_hand, hours(row.held_at), got) == ("held 3", False, 1, [])
-    assert [event["what"] for event in row.history] == ["held", "resumed"]
+    row, began = only(policy), 1 + keep_deadline  # the clock of a paused one has run until then
+    assert (seen(row), hours(row.held_at), row.run_at) == (f"held {4 - began}", began, far())
+    assert (row.held_by_hand, [event["what"] for event in row.history][-1], got) == (False, "resumed", [])
 
 
 def test_bulk_writes_arm_held_rounds(policy: Any) -> None:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
-from django.db.models import Q
+from django.db import OperationalError, connection, transaction
+from django.db.models import F, Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming import scan, sync
-from django_delayq.arming.row_state import pending_rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
+from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.integration.firing.conftest import in_another_thread
 from tests.support.seen import sql_of
-from tests.testapp.models import Item, Order, Task
+from tests.support.waiting import wait_until
+from tests.testapp.models import ExpressOrder, Item, Order, Task
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -84,25 +85,6 @@ def pending(policy: dq.TimeoutPolicy[Any]) -> int:
     return Timeout.objects.pending().filter(policy=policy.label).count()
 
 
-def in_thread(work: Callable[[], object]) -> list[BaseException]:
-    """Run `work` on a connection of its own, and return what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
-    return raised
-
-
 def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutPolicy[Any]) -> None:
     orders = slow_orders(5)
     assert sync_policy(policy, "default") == Synced(armed=5)
@@ -139,15 +121,6 @@ def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
     assert counts[1] <= 12
 
 
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan without statistics differs by database")
-@pytest.mark.parametrize("policy", ["since"], indirect=True)
-def test_the_rounds_of_a_page_are_found_by_their_slots(policy: dq.TimeoutPolicy[Any]) -> None:
-    """Without statistics SQLite read all rows of the policy for each page of 500 objects."""
-    pks = [order.pk for order in slow_orders(20)]
-    *_, sql = sql_of(lambda: pending_rounds([policy], pks, "default"))
-    assert "(slot=?" in plan_of(sql)
-
-
 def plan_of(sql: str) -> str:
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{sql}")
@@ -167,7 +140,7 @@ def test_without_statistics_the_database_looks_up_each_object_too(plain: dq.Time
 
 
 def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(declare: Any) -> None:
-    orders, raised = slow_orders(3), list[BaseException]()
+    orders = slow_orders(3)
 
     def lock_all() -> None:
         with transaction.atomic():
@@ -178,12 +151,11 @@ def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(decl
 
     def after(order: Order) -> timedelta:
         if not connection.in_atomic_block:  # under the lock it is asked again
-            raised.extend(in_thread(lock_all))
+            in_another_thread(lock_all)
         return HOUR
 
     policy = declare(Order, **SLOW | {"after": after})
     assert sync_policy(policy, "default").armed == 3
-    assert raised == []
     assert Order.objects.filter(note="changed meanwhile").count() == 1
 
 
@@ -200,7 +172,7 @@ def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
 
     def after(order: Order) -> timedelta:
         if not connection.in_atomic_block and (work := next(changes, None)):
-            assert in_thread(work) == []
+            in_another_thread(work)
         return HOUR
 
     policy = declare(Order, **SLOW | {"after": after})
@@ -222,6 +194,8 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(long:
         pause = first.run()
         assert 0 < pause < 60
     assert (pending(long), place().checked, place().is_running) == (2, 2, True)
+    (shown,) = (status.sync for status in policy_statuses("default") if status.label == long.label)
+    assert shown is not None and (shown.is_running, shown.checked) == (True, 2)
     assert 0 < second.run() <= 30.0, "the first one has the claim"
     assert pending(long) == 2
     while pending(long) == 2:  # policies that have not begun come first
@@ -233,15 +207,6 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(long:
     assert (pending(long), place().checked, place().total, place().is_running) == (7, 7, 7, False)
     assert (place().claimed_until or timezone.now()) <= timezone.now(), "the claim has ended"
     assert first.run() == 60.0, "nothing is due before the next interval"
-
-
-def test_a_pass_whose_place_is_no_key_any_more_begins_again(policy: dq.TimeoutPolicy[Any]) -> None:
-    """As after a migration to another type of key."""
-    slow_orders(2)
-    former = {"place": "0b9fbc0e-42a6-4a5c-a5b3-fd0b5a9f27e4", "began_at": timezone.now()}
-    PolicySync.objects.create(policy=policy.label, before_at=timezone.now(), **former)
-    TableSync("default").run(at_once=True)
-    assert pending(policy) == 2
 
 
 def tasks_with_items(count: int) -> list[Task]:
@@ -260,45 +225,6 @@ def test_a_condition_on_many_rows_of_one_object_does_not_end_the_pass(declare: A
     assert sync_policy(policy, "default") == Synced(armed=5)
 
 
-@pytest.mark.parametrize("is_callable", [True, False])
-def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any, is_callable: bool) -> None:
-    since: Any = (lambda task: task.begun_at) if is_callable else "begun_at"
-    policy = declare(Task, name="slow", since=since, after=HOUR, when=Q(items__is_open=True))
-    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
-    tasks_with_items(count)
-    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
-    assert sync_policy(policy, "default") == Synced(armed=count)
-
-
-@pytest.mark.parametrize("fails_first", [False, True])
-def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(
-    long: dq.TimeoutPolicy[Any], declare: Any, monkeypatch: pytest.MonkeyPatch, fails_first: bool
-) -> None:
-    """Nor after a pass of its own that has failed, when its backoff is over."""
-    quick = declare(Order, **SLOW | {"name": "quick", "when": Q(status="quick")})
-    tables, repair, failed = begun(long, 40), sync.repair, list[str]()
-    Order.objects.bulk_create([Order(status="quick", created_at=timezone.now())])
-    PolicySync.objects.filter(policy=quick.label).update(began_at=minutes_ago(2), finished_at=minutes_ago(2))
-
-    def fail_once(step: Any, policy: Any, how: Any) -> Any:
-        if policy is quick and not failed:
-            failed.append("deadlock")
-            connection.cursor().execute("SELECT 1 FROM nowhere")
-        return repair(step, policy, how)
-
-    if fails_first:
-        monkeypatch.setattr(sync, "repair", fail_once)
-        while not failed:
-            tables.run()
-        tables._failed[quick.label].retry_at = 0.0
-    done = pending(long)
-    for _ in range(1 if fails_first else 6):  # the policies of the test's application have their turn, too
-        tables.run()
-        if pending(quick):
-            break
-    assert (pending(quick), pending(long)) == (1, done)
-
-
 def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(Order, **SLOW | CALLED["since"])
     slow_orders(10)
@@ -307,18 +233,6 @@ def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pyte
     pause = TableSync("default").run()
     spent = next(calls) / 2 * 0.2  # the clock is read before and after each step
     assert pause == pytest.approx(19 * spent)
-
-
-def test_the_status_shows_how_far_the_pass_is(long: dq.TimeoutPolicy[Any]) -> None:
-    slow_orders(5)
-    TableSync("default").run(at_once=True)
-    PolicySync.objects.update(began_at=minutes_ago(60), finished_at=minutes_ago(60))
-    tables = TableSync("default")
-    while not PolicySync.objects.get(policy=long.label).place:
-        tables.run()
-    (shown,) = (status.sync for status in policy_statuses("default") if status.label == long.label)
-    assert shown is not None
-    assert (shown.is_running, shown.checked, shown.total) == (True, 2, 5)
 
 
 def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(long: dq.TimeoutPolicy[Any]) -> None:
@@ -344,7 +258,7 @@ def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
 
     def claim_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
         if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql and not pauses:
-            assert in_thread(lambda: pauses.append(second.run())) == []
+            pauses.append(in_another_thread(second.run))
         return execute(sql, *rest)
 
     with connection.execute_wrapper(claim_first):
@@ -383,34 +297,95 @@ def test_no_round_is_armed_whose_row_may_have_been_pruned(plain: dq.TimeoutPolic
     assert sync_policy(plain, "default").armed == 0
 
 
-def test_a_pass_that_fails_leaves_the_time_of_its_claim(
-    plain: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow_orders(1)
-    began = timezone.now()
-    with monkeypatch.context() as patch:
-        patch.setattr(sync, "repair", lambda *_, **__: connection.cursor().execute("SELECT 1 FROM nowhere"))
-        TableSync("default").run(at_once=True)
-    row = PolicySync.objects.get(policy=plain.label)
-    assert row.claimed_until is not None
-    assert (row.claimed_until > began, row.finished_at) == (True, None)
-    TableSync("default").run(at_once=True)
-    assert pending(plain) == 1
-
-
-def test_a_policy_that_waits_for_its_first_slice_after_an_absence_is_away_too(
-    plain: dq.TimeoutPolicy[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The claim is for all policies, and the first slices are those of others."""
-    monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
-    tables = TableSync("default")
-    tables.run(at_once=True)
-    times = dict.fromkeys(("before_at", "began_at", "finished_at", "claimed_until"), minutes_ago(180))
-    PolicySync.objects.update(**times)
-    others = PolicySync.objects.exclude(policy=plain.label)
-    others.update(began_at=minutes_ago(240))  # their turn comes first
-    slow_orders(1, created_at=minutes_ago(120))
-    for _ in range(len(others) + 2):
+def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(long: dq.TimeoutPolicy[Any], declare: Any) -> None:
+    quick = declare(Order, **SLOW | {"name": "quick", "when": Q(status="quick")})
+    tables = begun(long, 40)
+    Order.objects.bulk_create([Order(status="quick", created_at=timezone.now())])
+    PolicySync.objects.filter(policy=quick.label).update(began_at=minutes_ago(2), finished_at=minutes_ago(2))
+    done = pending(long)
+    for _ in range(6):  # the policies of the test's application have their turn, too
         tables.run()
-    assert PolicySync.objects.filter(policy=plain.label, finished_at__gt=minutes_ago(60)).exists()
-    assert pending(plain) == 0
+        if pending(quick):
+            break
+    assert (pending(quick), pending(long)) == (1, done)
+
+
+def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any) -> None:
+    policy = declare(Task, name="slow", since="begun_at", after=HOUR, when=Q(items__is_open=True))
+    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
+    tasks_with_items(count)
+    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
+    assert sync_policy(policy, "default") == Synced(armed=count)
+
+
+# The clock of the database was an hour ahead, and is corrected: what it has left does not stop the sync.
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_the_next_sync_does_not_wait_until_the_clock_shows_the_same_time_again(
+    plain: dq.TimeoutPolicy[Any], is_complete: bool
+) -> None:
+    """Rounds that became due within this hour were too old afterwards, and were never armed."""
+    TableSync("default").run(at_once=True)
+    ahead = timezone.now() + HOUR
+    times = {"before_at": ahead, "began_at": ahead, "claimed_until": ahead}
+    PolicySync.objects.update(**times, finished_at=ahead if is_complete else None)
+    for at in (timezone.now(), timezone.now() - HOUR - timedelta(seconds=5)):
+        slow_orders(1, created_at=at)
+    tables = TableSync("default")
+    # A slice may end before this policy's turn, on a slow machine.
+    wait_until(lambda: tables.run() and pending(plain) == 2, "its rounds are armed", seconds=20)
+
+
+# The sync does not wait for objects that other transactions have locked; a backfill does.
+
+
+@pytest.fixture(params=[Order, ExpressOrder])
+def locked(request: pytest.FixtureRequest, declare: Any) -> tuple[dq.TimeoutPolicy[Any], Any, Any]:
+    """A policy, and two orders without timeouts: one to lock, and a free one."""
+    policy = declare(request.param, **SLOW)
+    first, second = (request.param.objects.create(status="new", created_at=timezone.now()) for _ in range(2))
+    request.param.objects.update(status="slow")
+    return policy, first, second
+
+
+@needs_row_locks
+def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_has_passed(
+    locked: tuple[dq.TimeoutPolicy[Any], Any, Any],
+) -> None:
+    """Sync and pruning of all workers waited for it, however long that transaction was forgotten."""
+    policy, held, free = locked
+    tables = TableSync("default")
+
+    def minutes_later(minutes: int) -> None:
+        by = timedelta(minutes=minutes)
+        times = {name: F(name) - by for name in ("before_at", "began_at", "finished_at")}
+        PolicySync.objects.filter(policy=policy.label).update(**times, claimed_until=None)
+
+    def sync_twice() -> None:
+        tables.run(at_once=True)
+        minutes_later(8)
+        tables.run(at_once=True)
+
+    Order.objects.filter(pk=held.pk).update(created_at=minutes_ago(66))
+    rows = Timeout.objects.pending().filter(policy=policy.label).order_by("id").values_list("object_id", flat=True)
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=held.pk)
+        in_another_thread(sync_twice)
+        assert list(rows.all()) == [str(free.pk)]
+    minutes_later(2)
+    tables.run(at_once=True)
+    assert list(rows.all()) == [str(free.pk), str(held.pk)]
+
+
+@needs_row_locks
+def test_a_backfill_waits_for_an_object_that_is_locked(locked: tuple[dq.TimeoutPolicy[Any], Any, Any]) -> None:
+    policy, held, _ = locked
+    done: list[Synced] = []
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=held.pk)
+        session = Session(lambda: done.append(sync_policy(policy, "default", backfill=True)))
+        session.wait_until_it_waits()
+        assert not done
+    session.end()
+    assert done == [Synced(armed=2)]

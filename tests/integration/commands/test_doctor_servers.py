@@ -15,23 +15,16 @@ from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from django_delayq import schedule_timeout
-from django_delayq.conf import MAX_LEASE
 from django_delayq.management.commands import delayq_doctor
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.monitoring import doctor
 from django_delayq.monitoring.doctor import examine
-from django_delayq.redis_clients import forget_engine
-from django_delayq.testing import perform
-from django_delayq.times.clock import MAX_DURATION
 from django_delayq.worker.servers import REDIS_AWAY
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
 from tests.integration.commands.conftest import Do, a_worker, exit_code, found, says, worst
 from tests.integration.operations.conftest import pending
-from tests.support.typed import Log, Patch
-from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker
+from tests.support.typed import Patch
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -52,19 +45,6 @@ def test_a_worker_that_does_not_use_redis_is_found_although_redis_answers_the_do
     says("redis", INFO), says("workers.redis", WARNING, "shop2:7 does not use Redis", f'"{REDIS_AWAY}"')
     use(settings, None)
     assert found("workers.redis") == []
-
-
-def test_the_line_to_which_the_doctor_refers_is_in_the_plain_log(settings: Settings, caplog: Log) -> None:
-    """Plain lines have no names of events."""
-    use(settings, "redis://127.0.0.1:1/0")
-    running = RunningWorker(concurrency=1)
-    try:
-        wait_until(lambda: any(line.getMessage().endswith(REDIS_AWAY) for line in caplog.records))
-        wait_until(lambda: found("workers.redis"))
-        assert "redis_away" not in worst("workers.redis")[1]
-    finally:
-        running.stop()
-        forget_engine()
 
 
 def test_a_database_that_accepts_no_writes_is_named_beside_the_missing_heartbeats() -> None:
@@ -170,18 +150,6 @@ def test_a_redis_that_has_lost_what_falls_due_next_is_a_warning(redis_client: An
     for key in redis_client.scan_iter(match=f"{prefix}*"):
         redis_client.delete(key)
     assert worst("redis.in_step")[0] == WARNING
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_longest_durations_of_the_settings_break_nothing(settings: Settings, do: Do) -> None:
-    names = ("HORIZON", "SWEEP_INTERVAL", "SYNC_INTERVAL", "CATCH_UP", "RETENTION", "HANDLER_LIMIT")
-    settings.DELAYQ = {**settings.DELAYQ, **dict.fromkeys(names, MAX_DURATION), "LEASE": MAX_LEASE}
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    schedule_timeout(order, "remind", seconds=0)
-    assert perform("remind", order).state == "fired"
-    for command in ("delayq_sync", "delayq_prune", "delayq_status"):
-        do(command)
-    assert not [finding.msg for finding in examine() if "The check failed" in finding.msg]
 
 
 def test_only_a_worker_of_this_machine_that_passes_satisfies_the_probe(do: Do, monkeypatch: Patch) -> None:

@@ -15,9 +15,9 @@ from django_delayq import cancel_timeout, get_policies, operations, schedule_tim
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.scheduling import story
 from tests.integration.commands.conftest import REMIND, Do, a_worker
-from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.integration.operations.conftest import BY, as_if, pending
 from tests.support.typed import Declare, Patch
-from tests.testapp.models import Customer, ExpressOrder, Order
+from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 
@@ -41,25 +41,6 @@ def test_every_policy_and_key_of_an_object_is_explained(do: Do) -> None:
     assert found[f"testapp.order.linger of {order.pk}"] == ["Nothing is pending: this policy is scheduled by hand."]
     assert f"{REMIND} of {order.pk}" not in found, "it has a round with a key"
     assert not any(title.endswith(f"of {other.object_id}") for title in found)
-    only = stories(do("delayq_explain", "testapp.order", str(order.pk), "--policy", "cancel_unpaid").out)
-    assert [*only] == [f"testapp.order.cancel_unpaid of {order.pk}"]
-
-
-def test_all_rounds_of_an_object_or_one_round(do: Do) -> None:
-    order = Order.objects.create()
-    first = pending(order)
-    cancel_timeout(order, "remind")
-    second = pending(order)
-    whole = stories(do("delayq_explain", "testapp.order", str(order.pk), "--policy", REMIND).out)
-    assert len(whole[f"{REMIND} of {order.pk}"]) == 4
-    one = stories(do("delayq_explain", "--id", str(first.pk)).out)
-    assert len(one[f"{REMIND} of {order.pk}"]) == 3
-    (value,) = json.loads(do("delayq_explain", "--id", str(second.pk), "--json").out)
-    assert [event["what"] for event in value["events"]] == ["scheduled"]
-    row = dead(Order.objects.create(), reason="IntegrityError: duplicate key\nDETAIL: \x1b[2Jit exists")
-    Timeout.objects.filter(pk=row.pk).update(key="\x1b[2Jreminder")
-    out = do("delayq_explain", "--id", str(row.pk)).out
-    assert "duplicate key DETAIL:" in out and "[2Jreminder" in out and "\x1b" not in out, "it controls no terminal"
 
 
 def test_of_very_many_rounds_the_newest_are_shown(do: Do, monkeypatch: Patch) -> None:
@@ -72,6 +53,8 @@ def test_of_very_many_rounds_the_newest_are_shown(do: Do, monkeypatch: Patch) ->
     with CaptureQueriesContext(connection) as captured:
         lines = stories(do(*arguments).out)[f"{REMIND} of {order.pk}"]
     assert (lines[0], len(lines)) == ("Only the newest 2 rounds are shown.", 6)
+    one = do("delayq_explain", "--id", str(Timeout.objects.earliest("id").pk)).out
+    assert len(stories(one)[f"{REMIND} of {order.pk}"]) == 3
     (value,) = json.loads(do(*arguments, "--json").out)
     assert value["note"] == lines[0]
     assert value["events"][-1]["timeout_id"] == Timeout.objects.latest("id").pk
@@ -92,34 +75,15 @@ def test_timeouts_and_objects_without_them_are_found_by_their_numbers(do: Do, de
     assert [*search("N-4")] == [noted, reminded]
     assert len(search("N-4")[noted]) == 4, "all rounds"
     assert [*search("N-4", "--policy", "remind")] == [reminded]
-    for label in ("testapp.order.noted", "testapp.order.remarked"):
-        Timeout.objects.filter(pk=row.pk).update(policy=label)
-        for asked in (policy.label, "testapp.order.remarked"):
-            assert [title.partition(" ")[2] for title in search("N-4", "--policy", asked)] == [f"of {wanted.pk}: N-4"]
+    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.remarked")  # a former name of it
+    assert [title.partition(" ")[2] for title in search("N-4", "--policy", policy.label)] == [f"of {wanted.pk}: N-4"]
     old = Order.objects.create(status="unpaid", note="N-6", created_at=timezone.now() - timedelta(days=30))
     assert [*search("N-6")] == [f"{policy.label} of {old.pk}: N-6" for policy in get_policies(Order)]
     (outlook,) = search("N-6")[f"testapp.order.cancel_unpaid of {old.pk}: N-6"]
     assert "delayq_sync --policy testapp.order.cancel_unpaid --backfill" in outlook
-    by_key = search(str(old.pk), "--policy", "cancel_unpaid")
-    assert [*by_key] == [f"testapp.order.cancel_unpaid of {old.pk}: N-6"]
     Order.objects.bulk_create(Order(note="same") for _ in range(51))
     with pytest.raises(CommandError, match="finds more than 50 objects"):
         search("same", "--policy", "noted")
-
-
-def test_objects_and_policies_that_are_gone_are_explained(do: Do) -> None:
-    order = Order.objects.create()
-    pk = order.pk
-    row = pending(order)
-    order.delete()
-    assert "cancelled" in do("delayq_explain", "testapp.order", str(pk)).out
-    order = Order.objects.create()
-    row = dead(order)
-    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
-    found = do("delayq_explain", "testapp.order", str(order.pk), "--policy", "testapp.order.forgotten").out
-    assert "the policy is no longer declared" in found
-    row.refresh_from_db()
-    assert "it does not fire until the policy is declared again" in story.explain_timeout(as_if(row, "pending")).outlook
 
 
 def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
@@ -151,15 +115,12 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
         ([], "Which timeouts"),
         (["testapp.order"], "Which object"),
         (["A-2026-0001"], "Did you mean --search A-2026-0001"),
-        (["testapp.ordr", "1"], "no model"),
         (["testapp.order", "one"], "one is not a key of Order"),
         (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),
         (["testapp.order", "1", "--id", "1"], "Give only one of"),
         (["--search", "nothing"], "Neither a timeout nor an object with a policy is found by 'nothing'"),
-        (["--search", "\0"], "is not text"),
         (["--id", "123456"], "There is no timeout 123456"),
-        (["--id", "x"], "is not a number"),
-        *((["testapp.order", "{pk}", "--policy", name], "Did you mean") for name in ("remnd", "testapp.order.remnd")),
+        (["testapp.order", "{pk}", "--policy", "remnd"], "Did you mean"),
     ],
 )
 def test_a_wrong_question_is_refused(do: Do, arguments: list[str], words: str) -> None:
@@ -168,61 +129,18 @@ def test_a_wrong_question_is_refused(do: Do, arguments: list[str], words: str) -
         do("delayq_explain", *(each.format(pk=pk) for each in arguments))
 
 
-@pytest.fixture
-def noted(declare: Declare) -> None:
+def test_an_object_is_explained_by_its_number_unless_that_is_a_key(do: Do, declare: Declare) -> None:
     declare(Order, name="noted", search="note")
-
-
-def titles(text: str) -> set[str]:
-    return {part.splitlines()[0].partition(" of ")[2] for part in text.split("\n\n")[1:]}
-
-
-@pytest.mark.usefixtures("noted")
-def test_the_list_shows_the_name_beside_the_key_and_no_column_without_names(do: Do) -> None:
-    plain = pending(Order.objects.create())
-    assert "name" not in do("delayq_list", "--all").out.splitlines()[0].split()
-    order = Order.objects.create(note="A-2026-0050")
-    pending(order)
-    head, *rows = do("delayq_list", "--all").out.splitlines()
-    assert head.split()[:4] == ["id", "policy", "object", "name"]
-    assert [row.split()[2:4] for row in rows if row][-1] == [str(order.pk), "A-2026-0050"]
-    assert str(plain.pk) in rows[0]
-
-
-@pytest.mark.usefixtures("noted")
-def test_an_object_is_explained_by_its_number(do: Do) -> None:
-    order = Order.objects.create(note="A-2026-0050")
-    pending(order), pending(Order.objects.create(note="A-2026-0019"))
-    answer = do("delayq_explain", "testapp.order", "A-2026-0050")
-    assert titles(answer.out) == {f"{order.pk}: A-2026-0050"} and not answer.err
-    assert titles(do("delayq_explain", "testapp.order", str(order.pk)).out) == {f"{order.pk}: A-2026-0050"}
+    order, express = Order.objects.create(note="A-2026-0050"), ExpressOrder.objects.create(note="A-7")
+    pending(order), pending(Order.objects.create(note="A-2026-0019")), pending(express)
+    answer = do("delayq_explain", "testapp.order", "A-2026-0050", "--policy", "remind")
+    assert [*stories(answer.out)] == [f"{REMIND} of {order.pk}: A-2026-0050"] and not answer.err
     (*_, value) = json.loads(do("delayq_explain", "testapp.order", "A-2026-0050", "--json").out)
     assert value["name"] == "A-2026-0050"
-    with pytest.raises(CommandError, match="A-1 is not a key of Order"):
-        do("delayq_explain", "testapp.order", "A-1")
-    express = ExpressOrder.objects.create(note="A-7")
-    pending(express)
-    found = do("delayq_explain", "testapp.expressorder", "A-7").out
-    assert titles(found) == {f"{express.pk}: A-7"}, "a child by the number of its parent"
-
-
-@pytest.mark.usefixtures("noted")
-def test_a_key_takes_precedence_over_a_number_and_the_other_object_is_named(do: Do) -> None:
-    wanted = Order.objects.create()
-    other = Order.objects.create(note=str(wanted.pk))
-    pending(wanted), pending(other)
-    answer = do("delayq_explain", "testapp.order", str(wanted.pk))
-    assert titles(answer.out) == {str(wanted.pk)}
-    both = f"{wanted.pk} is a primary key. As a field in search= it also finds the order {other.pk}."
-    assert answer.err.strip() == both
-    Timeout.objects.filter(object_id=str(wanted.pk)).delete()
-    Order.objects.filter(pk=wanted.pk).delete()
-    assert titles(do("delayq_explain", "testapp.order", str(wanted.pk)).out) == {f"{other.pk}: {wanted.pk}"}
-
-
-@pytest.mark.usefixtures("noted")
-def test_without_a_search_an_object_is_named_by_its_str(do: Do, declare: Declare, monkeypatch: Patch) -> None:
-    declare(Customer, name="greet")
-    customer = Customer.objects.create(name="Ada")
-    monkeypatch.setattr(Customer, "__str__", lambda self: self.name)
-    assert titles(do("delayq_explain", "testapp.customer", str(customer.pk)).out) == {f"{customer.pk}: Ada"}
+    found = stories(do("delayq_explain", "testapp.expressorder", "A-7", "--policy", REMIND).out)
+    assert [*found] == [f"{REMIND} of {express.pk}: A-7"], "a child by the number of its parent"
+    other = Order.objects.create(note=str(order.pk))
+    both = f"{order.pk} is a primary key. As a field in search= it also finds the order {other.pk}."
+    assert do("delayq_explain", "testapp.order", str(order.pk)).err.strip() == both
+    head, first, *_others = do("delayq_list").out.splitlines()
+    assert head.split()[:4] == ["id", "policy", "object", "name"] and first.split()[3] == "A-2026-0050"

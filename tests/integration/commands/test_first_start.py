@@ -48,21 +48,17 @@ class Order(models.Model):
 TIMEOUTS = """
 from datetime import timedelta
 from django.db.models import Case, Exists, OuterRef, Q, Value, When
-from django.db.models.functions import Lower, Now
 from django.db.models.lookups import Exact
 from django_delayq import timeout_policy
 from shop.models import Order, Tag
 
 BY_REMARK = Q(remarks__text="block")
 KINDS = {
-    "relation": BY_REMARK,
     "negated": Q(status="unpaid") & ~BY_REMARK,
     "nested": ~(Q(parent__remarks__text="x") | ~Q(Q(parts__remarks=None), ~Q(tags=3))),
     "ledger": ~Q(timeouts__state="pending"),
-    "many": ~Q(tags__name="blocked"),
     "subquery": ~Exists(Tag.objects.filter(order=OuterRef("pk"))) & ~Q(parent__in=Order.objects.filter(BY_REMARK)),
     "case": Q(Exact(Case(When(~BY_REMARK, then=Value(1)), default=Value(0)), 1)),
-    "function": Q(Exact(Lower("status"), "unpaid"), created_at__lt=Now()),
 }
 for name, condition in KINDS.items():
     given = {"after": timedelta(minutes=30), "since": "created_at"}

@@ -1,28 +1,28 @@
-"""pause, hold, resume, replan, late, brake, shadow: what they say of one policy, of several, and of all."""
+"""pause, hold, resume, replan, late, brake, shadow, sync, prune: what they do to one policy, to several, and to all."""
 
 from __future__ import annotations
 
+import io
+import itertools
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from django_delayq import Late, get_policies, get_policy, operations, pending_timeouts
+from django_delayq import Late, get_policies, operations
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from tests.integration.commands.conftest import CLI, LINGER, REMIND, UNPAID, Do, Types, stop_of
-from tests.integration.operations.conftest import pending
+from tests.integration.commands.conftest import CLI, LINGER, REMIND, UNPAID, Do, Terminal, Types, stop_of
+from tests.integration.operations.conftest import as_if, pending
+from tests.support.typed import Patch
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-HOUR = timedelta(hours=1)
-NOT_DONE = "(dry run: nothing was changed)"
-each_stop = pytest.mark.parametrize(("command", "stop"), [("delayq_pause", "paused"), ("delayq_hold", "held")])
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 def stops() -> dict[str, tuple[str, bool]]:
@@ -30,69 +30,39 @@ def stops() -> dict[str, tuple[str, bool]]:
     return {each.label: (each.stop, each.until is not None) for each in controls.policy_states("default")}
 
 
-def unpaid(count: int = 1) -> list[Order]:
-    return [Order.objects.create(status="unpaid", created_at=timezone.now()) for _ in range(count)]
-
-
-def waits(order: Order) -> timedelta:
-    assert order.created_at is not None
-    return pending_timeouts(order).get().due_at - order.created_at
-
-
-def test_policies_are_paused_and_resumed(do: Do) -> None:
+def test_a_stop_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
     pending(Order.objects.create())
     said = do("delayq_pause", REMIND, LINGER, "--until", "2h", "--reason", "outage").out
     assert f"{REMIND} (was running; 1 pending): paused until 20" in said
-    assert (stop_of(REMIND), stop_of(LINGER)) == ("paused", "paused")
-    said = do("delayq_resume", REMIND).out
-    assert f"{REMIND} (was paused until 20" in said and ": outage; 1 pending): running" in said
-    assert (stop_of(REMIND), stop_of(LINGER)) == ("", "paused")
-    assert "nothing to change" in do("delayq_resume", REMIND).out
-
-
-def test_a_stop_again_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
-    do("delayq_pause", REMIND, "--until", "2h", "--reason", "outage")
-    until = PolicyControl.objects.get().until
+    until = PolicyControl.objects.get(policy=REMIND).until
     assert "nothing to change" in do("delayq_pause", REMIND).out
-    assert PolicyControl.objects.get().until == until
+    assert PolicyControl.objects.get(policy=REMIND).until == until
     said = do("delayq_pause", REMIND, "--reason", "still down").out
-    assert "(was paused until 20" in said and ": outage; 0 pending): paused until 20" in said
+    assert "(was paused until 20" in said and ": outage; 1 pending): paused until 20" in said
     assert said.rstrip().endswith(": still down")
-    assert do("delayq_pause", REMIND, "--until", "never").out.rstrip().endswith("pending): paused: still down")
-    assert PolicyControl.objects.get().until is None
-    at = (timezone.localtime() + HOUR).isoformat(timespec="seconds")
-    assert "(was paused: still down; 0 pending): held until 20" in do("delayq_hold", REMIND, "--until", at).out
-    assert do("delayq_hold", REMIND, "--until", "never").out.rstrip().endswith(": held: still down")
+    assert do("delayq_hold", REMIND, "--until", "never").out.rstrip().endswith("): held: still down")
+    assert PolicyControl.objects.get(policy=REMIND).until is None
+    assert "(was held: still down; 1 pending): running" in do("delayq_resume", REMIND, "--no-shift").out
+    assert (stop_of(REMIND), stop_of(LINGER)) == ("", "paused")
     PolicyControl.objects.update(reason="\x1b[2J\x1b[Houtage\nall is well")  # from the admin
-    out = do("delayq_resume", REMIND, "--dry-run").out
+    out = do("delayq_resume", LINGER, "--dry-run").out
     assert "outage all is well" in out and "\x1b" not in out and out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["delayq_pause", REMIND, "--until", "nonsense"], 2, "is not a time"),
-        (["delayq_pause", REMIND, "--until", "1m ago"], 1, "is in the past"),
+        (["delayq_pause"], 1, "or --all"),
+        (["delayq_pause", "--all", REMIND], 1, "or --all"),
         (["delayq_pause", LINGER], 1, "on hold: resume it first"),
         (["delayq_pause", REMIND, "testapp.order.lingr"], 1, "Did you mean"),
-        (["delayq_brake", REMIND, "abc", "--per", "10m"], 2, "is not a number"),
-        (["delayq_brake", REMIND, "5", "--per", "0s"], 2, "too short or too long"),
+        (["delayq_pause", REMIND, "--until", "1m ago"], 1, "is in the past"),
         (["delayq_brake", REMIND, "500"], 2, "--per: This field is required"),
         (["delayq_brake", REMIND, "off", "--per", "10m"], 2, "Give either `NUMBER`, `--per`, or `off`"),
-        (["delayq_brake", "--policy", REMIND, "500", "--per", "10m"], 1, "NUMBER|policy"),
         (["delayq_late", REMIND, "soon"], 2, "is not a duration"),
-        (["delayq_late", REMIND, "400d"], 2, "DURATION: This duration is too short or too long"),
-        (["delayq_late", REMIND, "off", "--then", "dead"], 2, "Give either `DURATION`, or `off`"),
-        (["delayq_shadow", REMIND, "--share", "101"], 2, "must be 0 to 100"),
-        (["delayq_shadow", REMIND], 2, "Give either `--share`, or `off`, or `declared`"),
         (["delayq_shadow", REMIND, "maybe"], 1, r"argument on\|off\|declared: invalid choice"),
-        (["delayq_shadow", REMIND, "off", "--share", "10"], 2, "Give either"),
         (["delayq_replan", UNPAID], 1, "--mode"),
-        (["delayq_replan", UNPAID, "--mode", "shift"], 1, "need another delay"),
-        (["delayq_replan", UNPAID, "--mode", "keep", "--after", "1h", "--declared"], 1, "not allowed with"),
         (["delayq_replan", REMIND, "--mode", "keep", "--after", "1h"], 1, "declares no delay"),
-        *((["delayq_" + name], 1, "or --all") for name in ("pause", "hold", "resume")),
-        *((["delayq_" + name, "--all", REMIND], 1, "or --all") for name in ("pause", "hold", "resume")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -103,27 +73,6 @@ def test_what_is_wrong_is_refused_with_a_dry_run_too(do: Do, arguments: list[str
             do(*arguments, *dry_run)
         assert refused.value.returncode == code
     assert PolicyChange.objects.count() == 1
-
-
-def test_a_dry_run_says_what_would_change_changes_nothing_and_leaves_a_transaction_usable(do: Do) -> None:
-    do("delayq_pause", LINGER), do("delayq_hold", UNPAID), do("delayq_brake", REMIND, "500", "--per", "10m")
-    before = PolicyChange.objects.count(), list(PolicyControl.objects.order_by("policy").values())
-    for arguments in (
-        *(("delayq_pause", LINGER), ("delayq_hold", UNPAID), ("delayq_resume", REMIND)),
-        *(("delayq_brake", REMIND, "500", "--per", "10m"), ("delayq_late", REMIND, "declared")),
-    ):
-        assert do(*arguments, "--dry-run").out.rstrip().endswith(f": nothing to change {NOT_DONE}")
-        assert do(*arguments).out.rstrip().endswith(": nothing to change")
-    with transaction.atomic():
-        order = Order.objects.create()
-        assert "would be resumed" in do("delayq_resume", UNPAID, "--dry-run").out
-        assert NOT_DONE in do("delayq_pause", REMIND, "--dry-run").out + do("delayq_hold", REMIND, "--dry-run").out
-        with pytest.raises(CommandError, match="on hold"):
-            do("delayq_pause", UNPAID, "--dry-run")
-        said = do("delayq_shadow", REMIND, "on", "--dry-run").out.strip()
-        assert said == f"{REMIND} (was off; 0 pending): would be changed. 0 timeouts are pending. {NOT_DONE}"
-    assert Order.objects.filter(pk=order.pk).exists()
-    assert (PolicyChange.objects.count(), list(PolicyControl.objects.order_by("policy").values())) == before
 
 
 def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Types) -> None:
@@ -138,59 +87,15 @@ def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Types) -> No
     assert "11 moved, 0 left unchanged" in do("delayq_resume", "--all", "--yes").out
     assert Timeout.objects.get(pk=rows[0].pk).due_at >= rows[0].due_at + HOUR
     assert stop_of(LINGER) == ""
-    do("delayq_hold", REMIND)
-    assert "moved" not in do("delayq_resume", REMIND, "--no-shift").out
-    assert stop_of(REMIND) == ""
 
 
-@pytest.mark.parametrize(("mode", "minutes"), [("keep", 30), ("recompute", 45)])
-def test_a_delay_is_changed_with_a_preview(do: Do, typing: Types, mode: str, minutes: int) -> None:
-    (order,) = unpaid()
-    arguments = ("delayq_replan", UNPAID, "--after", "45m", "--mode", mode)
-    said = do(*arguments, "--dry-run").out
-    numbers = "1 deadline stays." if mode == "keep" else "1 deadline will change.\nNone is due now."
-    assert f"{UNPAID}:\n{numbers}\nThe first: {order.pk}.\nDelay in force: 30 min.\nNew delay: 45 min." in said
-    assert f"would {mode} 1 pending deadline {NOT_DONE}" in said
-    assert not PolicyChange.objects.exists()
-    assert f"changed; {0 if mode == 'keep' else 1} moved" in do(*arguments).out
-    assert waits(order) == timedelta(minutes=minutes)
-    # Without another delay, pending deadlines are computed again.
-    assert f"{int(mode == 'keep')} moved" in do("delayq_replan", UNPAID, "--mode", "recompute").out
-    assert waits(order) == timedelta(minutes=45) == controls.policy_state(get_policy(UNPAID), "default").after
-    unpaid(10)
-    again = ("delayq_replan", UNPAID, "--declared", "--mode", "recompute")
-    with pytest.raises(CommandError, match="recompute 11 timeouts"):
-        do(*again)
-    assert waits(order) == timedelta(minutes=45)
-    typing("yes\n")
-    assert "11 moved" in do(*again).out
-    assert waits(order) == timedelta(minutes=30)
-
-
-@each_stop
-def test_everything_stops_for_an_hour(do: Do, command: str, stop: str) -> None:
-    said = do(command, "--all", "--until", "1h", "--reason", "the database moves").out
+def test_everything_stops_for_an_hour(do: Do) -> None:
+    said = do("delayq_pause", "--all", "--until", "1h", "--reason", "the database moves").out
     assert len(said.splitlines()) == len(get_policies())
-    assert set(stops().values()) == {(stop, True)}
-    ends = PolicyControl.objects.values_list("until", flat=True)
-    assert all(end is not None and abs(end - timezone.now() - HOUR) < timedelta(minutes=5) for end in ends)
+    assert set(stops().values()) == {("paused", True)}
     assert f"{REMIND} until 20" in do("delayq_status").out
     assert do("delayq_resume", "--all", "--reason", "it is back").out.count(": running") == len(get_policies())
     assert set(stops().values()) == {("", False)}
-
-
-@each_stop
-def test_of_all_policies_those_that_are_stopped_for_longer_stay_as_they_are(do: Do, command: str, stop: str) -> None:
-    operations.pause(REMIND, by="admin:alice", reason="wrong price list")
-    operations.hold(LINGER, by="admin:alice", until=timezone.now() + 2 * HOUR)
-    operations.pause(UNPAID, by="admin:alice", until=timezone.now() + HOUR / 2)
-    said = do(command, "--all", "--until", "1h").out
-    assert said.count("left as it is, because it is stopped for longer") == 2
-    assert (stops()[REMIND], stops()[LINGER], stops()[UNPAID]) == (("paused", False), ("held", True), (stop, True))
-    assert PolicyControl.objects.get(policy=REMIND).reason == "wrong price list"
-    do("delayq_resume", LINGER)
-    do(command, "--all")
-    assert {stops()[UNPAID], stops()[LINGER]} == {(stop, False)}, "until they are resumed"
 
 
 def test_one_policy_that_refuses_does_not_keep_the_others_running(do: Do) -> None:
@@ -201,49 +106,116 @@ def test_one_policy_that_refuses_does_not_keep_the_others_running(do: Do) -> Non
     found = stops()
     assert found.pop(LINGER) == ("held", True)
     assert set(found.values()) == {("paused", True)}
-    with pytest.raises(CommandError, match="resume it first"):
-        do("delayq_pause", LINGER, REMIND, "--reason", "again")
-    assert PolicyControl.objects.get(policy=REMIND).reason == "again"
 
 
-@pytest.mark.parametrize(
-    ("command", "arguments", "stored", "shown"),
-    [
-        ("late", ["90m", "--then", "dead"], {"after": 5400, "then": "dead"}, "dead after 1 h 30 min"),
-        ("late", ["off"], None, "off"),
-        ("brake", ["500", "--per", "10m"], {"most": 500, "per": 600}, "500 in 10 min"),
-        ("shadow", ["on"], 100, "100 %"),
-        ("shadow", ["on", "--share", "10"], 10, "10 %"),
-        ("shadow", ["off"], 0, "off"),
-    ],
-)
-def test_a_guard_is_set_and_declared_again(do: Do, command: str, arguments: list[str], stored: Any, shown: str) -> None:
-    pending(Order.objects.create())
-    report = do(f"delayq_{command}", REMIND, *arguments).out
-    assert report.strip() == f"{REMIND} (was off; 1 pending): {shown}, set by {CLI}"
-    assert PolicyControl.objects.get().guards[command] == stored
-    assert "nothing to change" in do(f"delayq_{command}", REMIND, *arguments).out
-    assert do(f"delayq_{command}", REMIND, "declared").out.rstrip().endswith(": off")
-    assert PolicyControl.objects.get().guards == {}
-
-
-def test_programs_pass_numbers() -> None:
-    call_command("delayq_brake", REMIND, 500, per="10m", stdout=None)
-    call_command("delayq_shadow", REMIND, share=10)
-    state = controls.policy_state(REMIND, "default")
-    assert (state.brake and state.brake.most, state.shadow) == (500, 10)
-
-
-@pytest.mark.parametrize("then", ["skip", "dead", "fire"])
-def test_a_backfill_names_the_lateness_beyond_which_its_rounds_do_not_fire(declare: Any, do: Do, then: Any) -> None:
+def test_a_backfill_names_the_lateness_beyond_which_its_rounds_do_not_fire(declare: Any, do: Do) -> None:
     """Otherwise all of them are closed as too late, and only the ledger shows it."""
-    late = Late(6 * HOUR, then)
+    late = Late(6 * HOUR)
     policy = declare(Order, name="old", after=HOUR, since="created_at", when=Q(status="old"), late=late)
     Order.objects.bulk_create([Order(status="old", created_at=timezone.now() - timedelta(days=40))])
     backfill = ("delayq_sync", "--policy", policy.label, "--backfill", "--dry-run")
     result = do(*backfill)
-    assert ("Those over 6 h late will not fire." in result.err) == (then != "fire")
+    assert "Those over 6 h late will not fire." in result.err
     assert "1 armed, 0 moved, 0 cancelled (dry run" in result.out
     off = do("delayq_late", policy.label, "off").out
-    assert f"(was {then} after 6 h, as declared; 0 pending): off, set by {CLI}" in off
+    assert f"(was skip after 6 h, as declared; 0 pending): off, set by {CLI}" in off
     assert not do(*backfill).err
+
+
+BACKFILL = ("delayq_sync", "--policy", UNPAID, "--backfill")
+
+
+def unpaid(*ages: int) -> None:
+    """Store orders that are unpaid since so many days, without a timeout."""
+    Order.objects.bulk_create(Order(status="unpaid", created_at=timezone.now() - age * DAY) for age in ages)
+
+
+def settled(*ages: int, policy: str = "remind") -> list[Timeout]:
+    rows = [pending(Order.objects.create(), policy) for _ in ages]
+    for row, age in zip(rows, ages, strict=True):
+        at = timezone.now() - age * DAY
+        as_if(row, "fired", "due", settled_at=at, due_at=at, first_due_at=at)
+    return rows
+
+
+def test_a_backfill_arms_only_rounds_that_are_new_enough(do: Do) -> None:
+    unpaid(10, 80, 100, 400)
+    newer = (*BACKFILL, "--newer-than", "90d")
+    assert do(*newer, "--dry-run").out.startswith(f"{UNPAID}: 2 armed, 0 moved")
+    assert not Timeout.objects.exists()
+    assert do(*newer).out.startswith(f"{UNPAID}: 2 armed")
+    since = [row.since_at for row in Timeout.objects.all()]
+    assert all(at is not None and at > timezone.now() - 90 * DAY for at in since)
+    assert do(*BACKFILL).out.startswith(f"{UNPAID}: 2 armed"), "the two others"
+
+
+def test_a_sync_takes_several_policies_and_refuses_what_makes_no_sense(do: Do) -> None:
+    expire = "testapp.voucher.expire"
+    said = do("delayq_sync", "--policy", UNPAID, "--policy", expire, "--policy", UNPAID).out
+    assert [line.partition(":")[0] for line in said.splitlines()] == [UNPAID, expire]
+    for more, words in (
+        (("--policy", REMIND), "is not automatic"),
+        (("--newer-than", "90d"), "give both"),
+        (("--backfill", "--newer-than", "long"), "is not a duration"),
+    ):
+        with pytest.raises(CommandError, match=words):
+            do("delayq_sync", "--policy", UNPAID, *more)
+
+
+def test_a_prune_takes_policies_and_an_age_and_can_be_tried(do: Do) -> None:
+    kept, _old = settled(20, 60)
+    (other,) = settled(60, policy="linger")
+    assert do("delayq_prune", "--policy", REMIND, "--older-than", "50d", "--dry-run").out.startswith("1 timeout of")
+    assert do("delayq_prune", "--older-than", "70d").out == "0 timeouts settled more than 70 days ago were deleted\n"
+    tried = do("delayq_prune", "--dry-run").out
+    assert tried == "2 timeouts settled more than 30 days ago (dry run: nothing was changed)\n"
+    said = do("delayq_prune", "--policy", REMIND).out
+    assert said == f"1 timeout of {REMIND} settled more than 30 days ago was deleted\n"
+    assert set(Timeout.objects.values_list("pk", flat=True)) == {kept.pk, other.pk}
+    Timeout.objects.filter(pk=other.pk).update(policy="testapp.order.forgotten")
+    assert "1 timeout of testapp.order.forgotten" in do("delayq_prune", "--policy", "testapp.order.forgotten").out
+    with pytest.raises(CommandError, match="rounds could fire again") as refused:
+        do("delayq_prune", "--older-than", "14d")
+    assert refused.value.returncode == 2
+    with pytest.raises(CommandError, match="testapp.order.remin"):
+        do("delayq_prune", "--policy", "testapp.order.remin")
+    assert Timeout.objects.get() == kept
+    do("delayq_prune", "--policy", REMIND, "--policy", LINGER, "--older-than", "15d")
+    assert not Timeout.objects.exists()
+
+
+@pytest.mark.parametrize("command", [("delayq_sync",), BACKFILL, ("delayq_prune",)])
+def test_progress_is_shown_on_a_terminal_and_each_minute_elsewhere(
+    command: tuple[str, ...], monkeypatch: Patch
+) -> None:
+    unpaid(*[0] * 3)
+    settled(*[60] * 3)
+    terminal, out = Terminal(), io.StringIO()
+    call_command(*command, "--dry-run" if command[0] == "delayq_sync" else "--yes", stdout=out, stderr=terminal)
+    assert "3 examined\r" in terminal.getvalue() and "examined" not in out.getvalue()
+    settled(*[60] * 3)
+    Timeout.objects.filter(policy=UNPAID).delete()
+    clock = itertools.count(0, 61)
+    monkeypatch.setattr("django_delayq.management.operating.time.monotonic", lambda: float(next(clock)))
+    out, err = io.StringIO(), io.StringIO()
+    call_command(*command, "--yes", stdout=out, stderr=err)
+    assert "3 examined\n" in out.getvalue() and not err.getvalue()
+    call_command(*command, "--yes", stdout=(out := io.StringIO()), verbosity=0)
+    assert "examined" not in out.getvalue()
+
+
+def test_a_backfill_and_pruning_ask_whoever_is_there_and_nobody_else(typing: Types, do: Do) -> None:
+    long_ago = timezone.now() - timedelta(days=400)
+    Order.objects.bulk_create(Order(created_at=long_ago) for _ in range(11))
+    typing("n\n")
+    with pytest.raises(CommandError, match="Nothing was changed"):
+        do(*BACKFILL)
+    assert not Timeout.objects.exists()
+    assert "11 armed" in do(*BACKFILL, "--dry-run").out
+    assert "11 armed" in do(*BACKFILL, "--yes").out
+    old = [as_if(row, "fired", "due", due_at=long_ago, settled_at=long_ago) for row in Timeout.objects.all()]
+    with pytest.raises(CommandError, match="Nothing was changed"):
+        do("delayq_prune")
+    assert Timeout.objects.count() == len(old)
+    typing(None)  # cron
+    assert do("delayq_prune").out.startswith("11 timeouts")

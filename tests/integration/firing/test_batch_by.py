@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import QuerySet
-from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq import clock, schedule_timeout, schedule_timeouts
+from django_delayq import clock, schedule_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.firing import Report, Work, judge, plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.ledger import controls
-from django_delayq.ledger.claiming import claim_each, forget_free_shares
-from django_delayq.ledger.marking import forget_suspicion
-from django_delayq.ledger.shares import LOCK_KEPT, lock_share, provide_lock
-from django_delayq.models import RateShare, Timeout
+from django_delayq.ledger.shares import lock_share, provide_lock
+from django_delayq.models import Timeout
 from django_delayq.testing import fire_due, perform, travel
-from tests.e2e.races.sessions import Session, needs_row_locks, transaction_with
-from tests.integration.firing.conftest import fire, locking, state, work_of
-from tests.integration.firing.handlers import WAIT, Declare, Patch
+from tests.e2e.races.sessions import needs_row_locks, transaction_with
+from tests.integration.firing.conftest import fire, in_another_thread, locking, state, work_of
+from tests.integration.firing.handlers import WAIT, Declare, Patch, once_at
 from tests.integration.firing.rows import FIRED, PENDING
 from tests.integration.firing.test_crashes import INSIDE
 from tests.support.workers import needs_more_connections
@@ -90,37 +83,6 @@ def run_of(*rows: Timeout) -> Report:
     return run(work_of(*rows), "default")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch": None}, "batch_by needs batch"),
-        ({"batch": None, "together": 5}, "batch_by needs batch"),
-        ({"batch_by": ["channel"]}, "batch_by must be the name of a column or a path, not"),
-        ({"limits": dq.Limits(rate=dq.Rate(5))}, "give no Rate with it"),
-        ({"atomic": False}, "batch needs atomic=True"),
-        ({"batch_by": "chanel"}, "Did you mean 'channel'"),
-        ({"batch_by": "payments__status"}, "batch_by='payments__status' is not a column, or a path"),
-        ({"batch_by": "labels"}, "is not a column, or a path over foreign keys to one, of Purchase"),
-    ],
-)
-def test_wrong_declarations_are_refused(options: dict[str, Any], words: str, by: Any) -> None:
-    with pytest.raises(dq.PolicyError, match="^Timeout policy") as raised:
-        by(**options)
-    assert words in str(raised.value)
-
-
-@pytest.mark.parametrize("path", ["channel", "channel_id", "channel__merchant", "channel__merchant__name"])
-def test_a_path_over_foreign_keys_is_a_value(path: str, by: Any, shops: Shops, calls: Calls) -> None:
-    policy = by(batch_by=path)
-    rows = [*due_of(policy, shops[0], 2), *due_of(policy, shops[1], 3)]
-    merchants: list[Any] = [shop.merchant for shop in shops]
-    names = {"channel__merchant": [str(each.pk) for each in merchants], "channel__merchant__name": ["A", "B", "C"]}
-    own = names.get(path, [str(shop.pk) for shop in shops])
-    assert Counter(row.share for row in rows) == {own[0]: 2, own[1]: 3}
-    fire(*rows)
-    assert calls.all == [[shops[0].pk] * 2, [shops[1].pk] * 3]
-
-
 def test_a_leased_timeout_fires_with_all_due_ones_of_its_value(by: Any, shops: Shops, calls: Calls) -> None:
     policy, other = by(aliases=("then",)), by(name="other")
     rows, later = due_of(policy, shops[0], 20), due_of(policy, shops[0], 3, minutes=1)
@@ -140,9 +102,7 @@ def test_a_leased_timeout_fires_with_all_due_ones_of_its_value(by: Any, shops: S
     assert calls.sizes == [20, 3]
 
 
-def test_a_work_has_no_two_values_and_a_forged_one_two_calls(
-    policy: Policy, declare: Declare, shops: Shops, calls: Calls
-) -> None:
+def test_a_call_has_no_two_values(policy: Policy, declare: Declare, shops: Shops, calls: Calls) -> None:
     rows = [row for _ in range(2) for shop in shops for row in due_of(policy, shop)]
     works, _ = plan({row.pk: 1 for row in rows}, "default")
     assert [(work.share, len(work.ids)) for work in works] == [(str(shop.pk), 2) for shop in shops]
@@ -153,26 +113,6 @@ def test_a_work_has_no_two_values_and_a_forged_one_two_calls(
     report = run(work, "default")
     assert calls.all == [[None], [None], *([shop.pk] * 2 for shop in shops)]
     assert (foreign.pk in report.again, state(foreign)) == (True, PENDING)
-
-
-def test_a_call_has_no_more_than_a_batch_and_no_object_twice(by: Any, shops: Shops, calls: Calls) -> None:
-    policy = by(batch=4)
-    rows = [*due_of(policy, shops[0], 10), *due_of(policy, shops[1], 2)]
-    twice = schedule_timeout(Purchase.objects.get(pk=rows[-1].object_id), policy, key="second", seconds=0)
-    fire(*rows, twice, *due_of(policy, None, 2))
-    assert sorted(calls.sizes) == [1, 1, 1, 2, 2, 4, 4]
-    assert all(len(set(call)) == 1 for call in calls.all)
-
-
-def test_one_value_costs_few_queries(by: Any, shops: Shops, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)  # else a slow run reads once more what is stopped
-    policy, counts = by(batch=500), []
-    for size in (2, 2, 200):
-        rows = due_of(policy, shops[0], size)
-        with CaptureQueriesContext(connection) as queries:
-            run_of(rows[0])
-        counts.append(len(queries))
-    assert counts[1] == counts[2]
 
 
 def test_the_value_of_an_object_with_another_owner_is_corrected(policy: Policy, shops: Shops, calls: Calls) -> None:
@@ -186,28 +126,6 @@ def test_the_value_of_an_object_with_another_owner_is_corrected(policy: Policy, 
     run_of(rows[1])
     assert calls.all[1:] == [[shops[1].pk] * 3]
     assert {state(row) for row in [*rows, *others]} == {FIRED}
-
-
-def test_a_value_that_is_gone_or_new_is_corrected(policy: Policy, shops: Shops, calls: Calls) -> None:
-    [lost], [found], own = due_of(policy, shops[0]), due_of(policy, None), due_of(policy, shops[1], 2)
-    Purchase.objects.filter(pk=lost.object_id).update(channel=None)
-    Purchase.objects.filter(pk=found.object_id).update(channel=shops[1])
-    assert set(fire(lost, found).again) == {lost.pk, found.pk}
-    assert calls.all == []
-    run_of(lost)
-    run_of(found)
-    assert calls.all == [[None], [shops[1].pk] * 3]
-    assert {state(row) for row in own} == {FIRED}
-
-
-def test_a_new_round_reads_the_value_again_and_a_move_does_not(policy: Policy, shops: Shops) -> None:
-    purchase, shares = Purchase.objects.create(channel=shops[0]), []
-    schedule_timeout(purchase, policy, minutes=1)
-    Purchase.objects.update(channel=shops[1])
-    for act in (dq.reschedule_timeout, schedule_timeout):
-        act(purchase, policy, minutes=2)
-        shares += [row.share for row in Timeout.objects.all()]
-    assert shares == [str(shop.pk) for shop in shops[:2]]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -234,46 +152,7 @@ def test_a_call_that_raises_or_takes_too_long_is_repeated_with_each_alone(by: An
     assert set(report.errors) == {rows[2].pk}
 
 
-def test_each_member_is_asked_about_before_the_call(policy: Policy, shops: Shops, calls: Calls) -> None:
-    rows = due_of(policy, shops[0], 6)
-    asked: list[str] = []
-
-    @policy.confirm()
-    def ask(purchase: Purchase, timeout: Timeout) -> dq.Skip | None:
-        asked.append(timeout.object_id)
-        if timeout.object_id == rows[4].object_id:
-            raise LookupError("no answer")
-        return dq.Skip("paid") if timeout.object_id == rows[2].object_id else None
-
-    report = run_of(rows[0])
-    assert asked == [row.object_id for row in rows]
-    assert calls.sizes == [4]
-    assert [state(row)[0] for row in rows] == ["fired", "fired", "skipped", "fired", "pending", "fired"]
-    assert (rows[4].attempts, set(report.errors)) == (1, {rows[2].pk, rows[4].pk})
-
-
-def test_a_confirm_function_that_hangs_splits_no_call(by: Any, shops: Shops, calls: Calls) -> None:
-    policy: Policy = by(retry=dq.Retry([60]))
-    end = threading.Event()
-    rows = due_of(policy, shops[0], 4)
-
-    @policy.confirm(timeout=timedelta(seconds=0.3))
-    def ask(purchase: Purchase, timeout: Timeout) -> None:
-        if timeout.object_id == rows[1].object_id:
-            end.wait(WAIT)
-
-    try:
-        run_of(rows[0], rows[2])
-    finally:
-        end.set()
-    assert (calls.sizes, state(rows[1]), rows[1].attempts) == ([], PENDING, 1)
-    run_of(rows[0])
-    assert calls.sizes == [3]
-
-
-def test_fire_due_makes_one_call_for_each_value_but_of_one_object_or_limited(
-    policy: Policy, shops: Shops, calls: Calls
-) -> None:
+def test_fire_due_makes_one_call_for_each_value(policy: Policy, shops: Shops, calls: Calls) -> None:
     schedule_timeouts([Purchase.objects.create(channel=shop) for _ in range(5) for shop in shops], policy, minutes=5)
     with travel(minutes=6):
         assert fire_due() == 15
@@ -285,21 +164,6 @@ def test_fire_due_makes_one_call_for_each_value_but_of_one_object_or_limited(
     assert (calls.sizes, fire_due(policy), calls.sizes) == ([1, 2], 1, [1, 2, 1])
     perform(policy, Purchase.objects.create(channel=shops[0]))
     assert calls.sizes == [1, 2, 1, 1]
-
-
-@pytest.mark.parametrize("option", ["batch", "together"])
-def test_fire_due_makes_the_works_of_workers(declare: Declare, shops: Shops, option: Any) -> None:
-    """Neither objects twice, nor other queues, nor suspects are in one."""
-    policy, begun = declare(Purchase, name="plain", **{option: 3}), list[str]()
-    rows = [row for shop in shops for row in due_of(policy, shop, 2)]
-    schedule_timeout(Purchase.objects.get(pk=rows[0].object_id), policy, key="twice", at=rows[0].due_at)
-    Timeout.objects.filter(pk=rows[3].pk).update(queue="other")
-    Timeout.objects.filter(pk=rows[4].pk).update(deaths=1)
-    ordered = Timeout.objects.pending().order_by("run_at", "id")
-    works, _ = plan(dict.fromkeys(ordered.values_list("pk", flat=True), 1), "default")
-    set_checkpoint_hook(lambda step: begun.append(step) if step == "begun" else None)
-    assert fire_due() == 7
-    assert len(begun) == len(works) == 4
 
 
 def test_a_suspect_is_not_gathered_with_others_of_its_value(policy: Policy, shops: Shops, calls: Calls) -> None:
@@ -350,77 +214,25 @@ def test_suspects_that_could_not_run_are_not_suspected(policy: Policy, shops: Sh
 
 @needs_row_locks
 @needs_more_connections
-def test_a_suspicion_is_not_forgotten_while_its_row_is_locked(policy: Policy, shops: Shops) -> None:
-    rows = due_of(policy, shops[0], 3)
-    Timeout.objects.update(suspected_at=clock.now())
-    ids = [row.pk for row in rows]
-    with transaction_with(lambda: list(Timeout.objects.select_for_update().filter(pk=ids[1]))):
-        assert forget_suspicion(ids, "default") == [ids[1]]
-    assert forget_suspicion(ids, "default") == []
-    assert not Timeout.objects.exclude(suspected_at=None).exists()
-
-
-# Two firings of one value, and other locks
-
-
-@contextmanager
-def stopped_at(step: str, act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` in another thread, until it reaches `step`; let it continue when the block ends."""
-    reached, go_on, me = threading.Event(), threading.Event(), threading.current_thread()
-
-    def look(name: str) -> None:
-        if name == step and threading.current_thread() is not me and not reached.is_set():
-            reached.set()
-            assert go_on.wait(WAIT)
-
-    set_checkpoint_hook(look)
-    session = Session(act)
-    try:
-        assert reached.wait(WAIT)
-        yield
-    finally:
-        go_on.set()
-        session.end()
-        set_checkpoint_hook(None)
-
-
-@needs_row_locks
-@needs_more_connections
 @pytest.mark.parametrize("step", [step for step in INSIDE if step != "planned"])
 def test_a_second_firing_meets_the_first_at_each_step(step: str, policy: Policy, shops: Shops, calls: Calls) -> None:
     rows, others = due_of(policy, shops[0], 10), due_of(policy, shops[1], 2)
-    first, second = work_of(*rows[:5]), work_of(*rows[5:])
-    with stopped_at(step, lambda: run(first, "default")):
-        report = run(second, "default")
-        run_of(others[0])
+    first, second, of_others = work_of(*rows[:5]), work_of(*rows[5:]), work_of(others[0])
+    reports: list[Report] = []
+    once_at(step, lambda: reports.extend(in_another_thread(lambda: [run(w, "default") for w in (second, of_others)])))
+    run(first, "default")
     assert sorted(calls.sizes) == [2, 10]
     assert {state(row) for row in [*rows, *others]} == {FIRED}
     if step in {"committed", "reported"}:
-        assert sorted(report.done) == sorted(second.ids)
-    elif step != "begun":  # there the value is not locked yet: either may be the first
-        assert (set(report.again), report.fired) == (set(second.ids), ())
-        assert set(report.untried) == set(second.ids)
-
-
-@needs_row_locks
-@needs_more_connections
-def test_a_row_that_a_worker_locks_for_a_claim_splits_no_call(policy: Policy, shops: Shops, calls: Calls) -> None:
-    rows = due_of(policy, shops[0], 5)
-
-    def claim() -> None:
-        claimed = claim_each("default", None, {policy.label: 2}, timedelta(seconds=30))
-        assert len(claimed.claims) == 2
-
-    with transaction_with(claim):
-        report = run_of(rows[4])
-    assert (calls.sizes, set(report.again)) == ([], {rows[4].pk})
-    run_of(rows[4])
-    assert calls.sizes == [5]
+        assert sorted(reports[0].done) == sorted(second.ids)
+    elif step != "begun":  # there the value is not locked yet, and the second is the first
+        assert (set(reports[0].again), reports[0].fired) == (set(second.ids), ())
+        assert set(reports[0].untried) == set(second.ids)
 
 
 @needs_row_locks
 @pytest.mark.parametrize("is_long", [False, True])
-def test_a_value_waits_for_an_object_that_is_locked_briefly_and_leaves_out_one_that_is_locked_for_long(
+def test_a_locked_object_is_waited_for_and_then_left_out(
     policy: Policy, shops: Shops, calls: Calls, monkeypatch: Patch, is_long: bool
 ) -> None:
     rows = due_of(policy, shops[0], 5)
@@ -432,18 +244,3 @@ def test_a_value_waits_for_an_object_that_is_locked_briefly_and_leaves_out_one_t
             run_of(rows[0])
     run_of(rows[2])
     assert calls.sizes == ([4, 1] if is_long else [5])
-
-
-@needs_row_locks
-@needs_more_connections
-def test_the_row_that_firings_lock_is_kept_while_it_is_locked(policy: Policy) -> None:
-    provide_lock(policy, "7", "default")
-    provide_lock(policy, "7", "default")
-    [row] = RateShare.objects.all()
-    assert row.free_at > clock.now() + LOCK_KEPT / 2
-    RateShare.objects.update(free_at=clock.now() - timedelta(seconds=1))
-    with transaction_with(lambda: lock_share(policy, "7", "default")):
-        forget_free_shares("default")
-        assert RateShare.objects.exists()
-    forget_free_shares("default")
-    assert not RateShare.objects.exists()

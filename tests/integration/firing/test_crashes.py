@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a firing: one effect each, none lost."""
+"""Processes that die: SIGKILL at each step of a firing, and timeouts that kill their process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from datetime import timedelta
 
 import pytest
 from django.db import connections
+from django.db.models import F
 from django.utils import timezone
 
-from django_delayq.firing import settle_expired
-from django_delayq.firing.handler import CHECKPOINTS
+import django_delayq as dq
+from django_delayq.firing import plan, run, settle_expired
+from django_delayq.firing.handler import CHECKPOINTS, set_checkpoint_hook
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import due, fire, make_due, state
-from tests.integration.firing.handlers import once_at
-from tests.integration.firing.rows import FIRED, PENDING, tried
+from tests.integration.firing.conftest import due, fire, make_due, state, work_of
+from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising, write
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried, written
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -99,3 +102,69 @@ def test_a_process_killed_while_it_fires_outside_leaves_at_least_one_effect_with
     assert state(row) == FIRED
     assert Effect.objects.count() == (2 if step == "handled" else 1)
     assert set(Effect.objects.values_list("idempotency_key", flat=True)) == {row.idempotency_key}
+
+
+def die_in_handler(*rows: Timeout, deliveries: int) -> None:
+    """The process of the firing of `rows` is gone before the first handler's work is committed."""
+    works, _ = plan({row.pk: deliveries for row in rows}, "default")
+    set_checkpoint_hook(lambda step: raising(KeyboardInterrupt())() if step == "handled" else None)
+    for work in works:
+        with pytest.raises(KeyboardInterrupt):
+            run(work, "default")
+    set_checkpoint_hook(None)
+    died = Timeout.objects.filter(pk__in=[row.pk for row in rows])
+    died.update(suspected_at=F("suspected_at") - timedelta(days=1))  # and its lease has ended
+
+
+def test_a_suspect_is_fired_alone_and_noted_before(orders: list[Order], declare: Declare, caplog: Log) -> None:
+    seen: list[int] = []
+    begun: list[tuple[str, int]] = []
+    policy = declare(Order, lambda obj, timeout: seen.append(timeout.attempts), name="watched")
+    rows = [due(order, policy) for order in orders]
+    noted = Timeout.objects.filter(suspected_at__isnull=False)
+    set_checkpoint_hook(lambda step: begun.append((step, noted.count())) if step in {"noted", "begun"} else None)
+    fire(*rows, deliveries=2)
+    assert seen == [1] * 5
+    assert begun == [("noted", 1), ("begun", 1)] * 5 and not noted.exists(), "what has fired is under no suspicion"
+    [line] = logged(caplog, "timeout_suspected")  # the others are not a warning each
+    words = f"Timeout {rows[0].pk} ({policy.label}, object {orders[0].pk}) was held by a worker that died"
+    assert line.levelname == "WARNING" and line.getMessage().startswith(words)
+    assert {(tried(row), row.deaths, len(row.history)) for row in rows} == {((FIRED, 1), 0, 0)}
+
+
+def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Declare, caplog: Log) -> None:
+    row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
+    die_in_handler(row, deliveries=1)
+    for delivery in (2, 3, 4):
+        die_in_handler(row, deliveries=delivery)
+        assert (tried(row), row.deaths) == (UNTRIED, delivery - 2)
+    with hearing(dq.timeout_dead) as heard:
+        assert fire(row, deliveries=5).done == (row.pk,)
+    assert (tried(row), row.deaths, len(heard)) == ((("dead", "retries"), 0), 3, 1)
+    assert [(event["what"], event["number"]) for event in row.history] == [("suspected", n) for n in (1, 2, 3)]
+    assert [line.levelname for line in logged(caplog, "timeout_dead")] == ["ERROR"]
+    assert row.reason == "The process died 3 times while this timeout ran alone in it."
+    assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
+
+
+def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, write, name="near")
+    rows = [due(order, policy) for order in orders]
+    die_in_handler(*rows, deliveries=1)
+    assert {(tried(row), len(row.history)) for row in rows} == {(UNTRIED, 0)}, "a first delivery is not counted"
+    fire(*rows, deliveries=2)
+    assert {tried(row) for row in rows} == {(FIRED, 1)}
+    assert written() == [row.object_id for row in rows]
+
+
+@pytest.mark.parametrize(("held_alone", "deliveries"), [(True, 1), (True, 2), (False, 2)])
+def test_what_does_not_get_in_is_released(order: Order, monkeypatch: Patch, held_alone: bool, deliveries: int) -> None:
+    """A suspect runs alone in its process: others wait for it, and it for them, both for a limited time."""
+    monkeypatch.setattr("django_delayq.firing.state.LOCKED_MAX_SECONDS", 0.01)
+    row = due(order)
+    work = work_of(row, deliveries=deliveries)
+    with firing_state.gate.entered(alone=held_alone):
+        report = run(work, "default")
+    assert report.untried == (row.pk,)
+    assert (tried(row), row.suspected_at) == (UNTRIED, None)
+    assert fire(row, deliveries=deliveries).fired == (row.pk,)

@@ -16,13 +16,11 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
-from django_delayq.arming.reconcile import arm_one
 from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session, needs_row_locks
-from tests.integration.firing.conftest import due, fire, in_another_thread, session_options, state
-from tests.integration.firing.handlers import Declare, once_at, write
+from tests.integration.firing.conftest import due, fire, in_another_thread, session_options
+from tests.integration.firing.handlers import Declare, write
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -92,15 +90,6 @@ def test_what_was_armed_and_fired_since_is_not_armed_again(always: Any, act: Cal
     assert Effect.objects.count() == 1
 
 
-def test_a_sync_goes_by_what_the_row_says_now(always: Any) -> None:
-    order = Order.objects.create(created_at=timezone.now())
-    with an_older_view():
-        in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(created_at=None))
-        dq.sync_timeouts(order)
-    in_another_thread(lambda: dq.sync_timeouts(order))
-    assert not Timeout.objects.pending().exists()
-
-
 def test_a_cancel_or_payment_that_comes_too_late_never_hears_that_it_will_not_happen() -> None:
     order, answers = Order.objects.create(status="new"), []
     due(order)
@@ -130,35 +119,6 @@ def test_a_slot_taken_since_is_found_taken(mode: Any) -> None:
     assert Timeout.objects.pending().get() == first
 
 
-def test_many_slots_taken_since_are_found_taken(always: Any) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    with an_older_view():
-        in_another_thread(lambda: dq.schedule_timeouts(orders[:2], "remind", hours=1))
-        assert dq.schedule_timeouts(orders, "remind", hours=2, on_conflict="keep") == 1
-    assert Timeout.objects.pending().count() == (2 if connection.vendor == "postgresql" else 3)
-
-
-def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    row = due(order, "cancel_unpaid")
-    once_at("begun", lambda: in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid")))
-    fire(row)
-    assert state(row) == ("skipped", "condition")
-
-
-def test_an_arming_of_its_own_that_waited_sees_what_was_closed_meanwhile(always: Any) -> None:
-    """The library's own transactions are READ COMMITTED whatever is set: they read after they have locked."""
-    order = Order.objects.create(status="new")
-    Order.objects.filter(pk=order.pk).update(created_at=timezone.now())
-    with transaction.atomic():
-        assert dq.sync_timeouts(Order.objects.get(pk=order.pk)) == 1
-        assert dq.cancel_timeout(order, always)
-        session = Session(lambda: arm_one([always], order.pk, "default"))
-        session.wait_until_it_waits()
-    session.end()
-    assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]
-
-
 VERBS: dict[str, Callable[[Timeout], object]] = {
     "extend": lambda row: dq.extend_timeout(row, hours=1),
     "extend_many": lambda row: dq.extend_timeouts([row], hours=1),
@@ -184,33 +144,3 @@ def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str)
         session = Session(lambda: VERBS[verb](row))
         session.wait_until_it_waits()
     session.end()
-
-
-def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
-    """The second change shifts by the difference to the delay that the first one set, not to the one before."""
-    hour = timedelta(hours=1)
-    operations.change_delay(always, hour, by="a test")
-    changes = []
-    with transaction.atomic():
-        operations.change_delay(always, 2 * hour, by="a test")
-        other = Session(lambda: changes.append(operations.change_delay(always, 5 * hour, by="another", mode="shift")))
-        other.wait_until_it_waits()
-    other.end()
-    assert [change.details["before"] for change in changes] == [2 * hour.total_seconds()]
-    assert operations.preview_delay(always, None).before == 5 * hour
-
-
-def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:
-    """Each page of a move waits for the transaction that locks its objects, and then uses what that committed."""
-    order = Order.objects.create(status="new", created_at=timezone.now())
-    row = Timeout.objects.get()
-    moves: list[Session] = []
-    hour = timedelta(hours=1)
-    with transaction.atomic():
-        dq.reschedule_timeout(order, "always", hours=3)
-        moves.append(Session(lambda: operations.change_delay(always, 2 * hour, by="another", mode="shift")))
-        moves[0].wait_until_it_waits()
-        moved = Timeout.objects.get(pk=row.pk).due_at
-    moves[0].end()
-    row.refresh_from_db()
-    assert row.due_at == moved + hour * 1.5

@@ -1,40 +1,37 @@
-"""A firing waits for no lock: a locked timeout is released for a short while, and no attempt is counted."""
+"""What cannot be fired through no fault of its own is released for a short while, and no attempt is counted."""
 
 from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
-from django_delayq.firing import run
+import django_delayq as dq
+from django_delayq.firing import Work, run
+from django_delayq.firing.state import _MAX_BACKOFFS, MISFIT_MAX_SECONDS, TimeoutBackoff
 from django_delayq.models import Timeout
+from django_delayq.sql.now import database_now
 from tests.e2e.races.sessions import Session, needs_row_locks, transaction_with
-from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state, work_of
-from tests.integration.firing.handlers import WAIT, Declare, execute
+from tests.integration.firing.conftest import (
+    MODES,
+    due,
+    fire,
+    in_another_thread,
+    locking,
+    make_due,
+    session_options,
+    state,
+)
+from tests.integration.firing.handlers import WAIT, Declare, Log, Patch, execute
 from tests.integration.firing.rows import UNTRIED, tried
-from tests.support.waiting import wait_until
 from tests.testapp.models import Customer, Effect, ExpressOrder, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 SOON = timedelta(seconds=1)
-
-
-@needs_row_locks
-@pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(minutes=-10)], ids=["ahead", "behind"])
-@pytest.mark.parametrize("locked", ["object", "row"])
-def test_a_locked_timeout_waits_by_the_database_clock_if_that_of_the_process_is_wrong(
-    order: Order, monkeypatch: pytest.MonkeyPatch, locked: str, ahead: timedelta
-) -> None:
-    row, now = due(order), timezone.now
-    with locking(order if locked == "object" else row), monkeypatch.context() as patch:
-        patch.setattr(timezone, "now", lambda: now() + ahead)
-        report = run(work_of(row), "default")
-    assert report.now is not None
-    assert now() - SOON < report.now < now() + SOON, "the worker estimates the database clock by this"
-    assert now() - SOON < report.again[row.pk] < now() + SOON
 
 
 @needs_row_locks
@@ -144,48 +141,95 @@ def test_a_serialization_failure_counts_no_attempt(order: Order, declare: Declar
     assert tried(row) == UNTRIED
 
 
-@needs_row_locks
-def test_a_handler_that_waits_too_long_for_a_lock_counts_no_attempt(declare: Declare) -> None:
-    mine, other = Order.objects.create(), Order.objects.create()
-    local = "SET LOCAL lock_timeout = '50ms'"
+TABLE = Order._meta.db_table
 
-    def handler(obj: Order, timeout: Timeout) -> None:
-        execute(local if connection.vendor == "postgresql" else "SET SESSION innodb_lock_wait_timeout = 1")
-        Order.objects.select_for_update().get(pk=other.pk)
 
-    row = due(mine, declare(Order, handler, name="impatient"))
-    with locking(other):
-        assert set(fire(row).again) == {row.pk}
+def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -> None:
+    backoff = TimeoutBackoff()
+    waits = [backoff.next_wait("default", 7, "held", 5.0).total_seconds() for _ in range(200)]
+    for number, base in enumerate((0.1, 0.2, 0.4, 0.8, 1.6, 3.2)):
+        assert base / 2 <= waits[number] <= base * 1.5
+    assert all(2.5 <= wait <= 7.5 for wait in waits[6:])
+    assert len(set(waits)) > 150
+    assert backoff.next_wait("other", 7, "held", 5.0).total_seconds() <= 0.15, "each database has its own"
+    for timeout_id in range(_MAX_BACKOFFS + 50):
+        backoff.next_wait("default", timeout_id, "held", 5.0)
+    assert len(backoff._waiting) == _MAX_BACKOFFS, "what is remembered is bounded"
+
+
+def test_of_long_waits_for_one_reason_one_is_logged_each_minute(monkeypatch: Patch, caplog: Log) -> None:
+    """A missing column, or an import that locks all objects, holds thousands of timeouts back."""
+    now = [1000.0]
+    monkeypatch.setattr("django_delayq.firing.state.time.monotonic", lambda: now[0])
+    backoff = TimeoutBackoff()
+    for _ in range(91):
+        for timeout_id in range(100):
+            backoff.next_wait("default", timeout_id, "a column is missing" if timeout_id else "deadlock", 5.0)
+        now[0] += 1
+    words = [record.getMessage().partition(" to be fired: ") for record in caplog.records]
+    found = [("Timeout 0 has waited {} s", "deadlock"), ("Timeout 1 has waited {} s", "a column is missing")]
+    assert [(text, why) for text, _, why in words] == [(t.format(s), why) for s in (30, 90) for t, why in found]
+
+
+class Refused(Exception):
+    """An error of a driver: with an SQLSTATE, a number of MySQL, or an extended result code of SQLite."""
+
+    def __init__(self, code: str | int) -> None:
+        super().__init__(code)
+        self.sqlstate = code if isinstance(code, str) else ""
+        self.sqlite_errorcode = code if isinstance(code, int) and code < 1000 else None
+
+
+CODES = ["40001", "40P01", "55P03", "53300", "58030", 1205, 1213, 1467, 1020, 1412, 1040, 5, 261, 14]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_refusal_of_the_database_counts_no_attempt(order: Order, declare: Declare, code: str | int) -> None:
+    def handler(*_: Any) -> None:
+        raise OperationalError("refused") from Refused(code)
+
+    row = due(order, declare(Order, handler, name="refused", retry=dq.Retry.never()))
+    assert list(fire(row).again) == [row.pk]
+    assert (tried(row), row.history) == (UNTRIED, [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_while_the_tables_do_not_fit_the_code_no_attempt_counts(order: Order, declare: Declare, mode: str) -> None:
+    """A worker of a new release runs before its migration is applied, and others may fire what it releases."""
+    row = due(order, declare(Order, name="strict", retry=dq.Retry.never(), **MODES[mode]))
+    execute(f"ALTER TABLE {TABLE} RENAME COLUMN note TO former_note")
+    try:
+        for _ in range(8):
+            report = run(Work(row.policy, (row.pk,), (row.object_id,)), "default")
+            assert (report.again[row.pk] - database_now("default")).total_seconds() <= 1.5 * MISFIT_MAX_SECONDS
+    finally:
+        execute(f"ALTER TABLE {TABLE} RENAME COLUMN former_note TO note")
     assert tried(row) == UNTRIED
-    assert fire(row).fired
+    assert fire(row).fired == (row.pk,)
 
 
-@pytest.mark.skipif(connection.vendor != "mysql", reason="other databases count keys without a lock")
-def test_a_handler_that_waits_too_long_for_the_next_key_counts_no_attempt(order: Order, declare: Declare) -> None:
-    """An INSERT of rows of a query holds the counter of keys of its table. Deadlocks at it have the same error."""
-    Order.objects.create()
-    table = Effect._meta.db_table
+def widen(size: int) -> None:
+    """Change a column in another session, as a migration does."""
+    in_another_thread(lambda: execute(f"ALTER TABLE {TABLE} ALTER COLUMN note TYPE varchar({size})"))
 
-    def insert_slowly() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:  # the second row waits
-            columns = f"INSERT INTO {table} (what, object_id, at, idempotency_key)"
-            name = "IF(id = %s, 'delayq free', 'delayq held')"
-            cursor.execute(f"{columns} SELECT 'x', id, now(), GET_LOCK({name}, 60) FROM testapp_order", [order.pk])
 
-    def handler(obj: Order, timeout: Timeout) -> None:
-        with connection.cursor() as cursor:  # a setting of the session would cost the connection, which holds a lock
-            values = f"INSERT INTO {table} (what, object_id, at, idempotency_key) VALUES ('y', %s, now(), '')"
-            cursor.execute(f"SET STATEMENT innodb_lock_wait_timeout = 1 FOR {values}", [obj.pk])
-
-    row = due(order, declare(Order, handler, name="impatient"))
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK('delayq held', 0)")
-        slow = Session(insert_slowly)
-        waits = "SELECT count(*) FROM information_schema.processlist WHERE state = 'User lock' AND db = DATABASE()"
-        wait_until(lambda: cursor.execute(waits) and cursor.fetchone() == (1,), "the other session waits")
-        report = fire(row)
-        cursor.execute("SELECT RELEASE_LOCK('delayq held')")
-    slow.end()
-    assert set(report.again) == {row.pk}
-    assert tried(row) == UNTRIED
-    assert fire(row).fired
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere no statement is prepared")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_statement_that_was_prepared_counts_no_attempt(declare: Declare, mode: str) -> None:
+    """PostgreSQL refuses it once. Timeouts without a retry were dead, although their handler had not been called."""
+    orders = [Order.objects.create() for _ in range(6)]
+    policy = declare(
+        Order, lambda *_: Order.objects.get(pk=orders[0].pk), name="once", retry=dq.Retry.never(), **MODES[mode]
+    )
+    with session_options(server_side_binding=True, prepare_threshold=1):
+        for order in orders[:3]:
+            fire(due(order, policy))
+        try:
+            widen(60)
+            for row in [due(order, policy) for order in orders[3:]]:
+                for _ in range(4):
+                    make_due(row)
+                    fire(row)
+        finally:
+            widen(50)
+    assert set(Timeout.objects.values_list("state", "attempts")) == {("fired", 1)}

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import InternalError, OperationalError, connection
+from django.db import connection
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import run, settle_expired
+from django_delayq.firing import settle_expired
 from django_delayq.firing.settling import MAX_LOSSES
-from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state, work_of
-from tests.integration.firing.handlers import WAIT, Declare, Patch, execute, once_at, raising
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state
+from tests.integration.firing.handlers import Declare, execute, once_at, raising
 from tests.integration.firing.rows import PENDING, UNTRIED, tried
 from tests.testapp.models import Effect, Order
 
@@ -71,21 +68,8 @@ def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(or
     assert Effect.objects.count() == 2
 
 
-def idle_for_too_long() -> None:
-    """The server ends a transaction that does nothing."""
-    execute("SET LOCAL idle_in_transaction_session_timeout = '10ms'")
-    select.select([connection.connection.fileno()], [], [], WAIT)
-
-
-@pytest.mark.parametrize(
-    "lose",
-    [
-        kill_own_connection,
-        pytest.param(idle_for_too_long, marks=pytest.mark.skipif(connection.vendor != "postgresql", reason="of it")),
-    ],
-)
-def test_a_loss_that_the_handler_swallowed_counts_no_attempt(order: Order, declare: Declare, lose: Any) -> None:
-    losses = [lose]
+def test_a_loss_that_the_handler_swallowed_counts_no_attempt(order: Order, declare: Declare) -> None:
+    losses = [kill_own_connection]
 
     def handler(obj: Order, timeout: Timeout) -> None:
         if losses:
@@ -112,8 +96,6 @@ def test_a_handler_that_loses_it_each_time_does_not_run_for_ever(order: Order, d
         Effect.objects.create(what="sent", object_id=order.pk)
 
     row = due(order, declare(Order, handler, name="silent", retry=dq.Retry.never(), **MODES[how]))
-    for _ in range(2 * MAX_LOSSES):  # for a lock, which is not a loss
-        firing_state.backoff.next_wait("default", row.pk, "locked", 0.1)
     for _ in range(MAX_LOSSES):
         assert list(fire(row).again) == [row.pk]
         assert tried(row) == UNTRIED
@@ -121,20 +103,6 @@ def test_a_handler_that_loses_it_each_time_does_not_run_for_ever(order: Order, d
     assert fire(row).done == (row.pk,)
     assert (state(row), row.attempts, len(calls)) == (("dead", "retries"), 1, MAX_LOSSES + 1)
     assert row.errors[0]["error"] in {"OperationalError", "InterfaceError"}
-
-
-def test_a_member_that_loses_it_each_time_holds_no_other_up(orders: list[Order], declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if obj.pk == orders[3].pk:
-            kill_own_connection()
-        Effect.objects.create(what="sent", object_id=obj.pk)
-
-    policy = declare(Order, handler, name="silent", retry=dq.Retry.never(), together=20)
-    rows = [due(order, policy) for order in orders]
-    for _ in range(MAX_LOSSES):
-        assert len(fire(*rows).again) == 5
-    assert len(fire(*rows).fired) == 4
-    assert (state(rows[3]), rows[3].attempts) == (("dead", "retries"), 1)
 
 
 def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy: FaultProxy) -> None:
@@ -148,46 +116,6 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     assert Effect.objects.count() == 1
 
 
-def test_a_database_that_cannot_be_reached_puts_everything_back(
-    orders: list[Order], declare: Declare, monkeypatch: Patch
-) -> None:
-    policy, waits = declare(Order, name="shared", together=20), []
-    rows = [due(order, policy) for order in orders]
-    work = work_of(*rows)
-    connection.close()
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        closed = nobody.getsockname()[1]
-    with monkeypatch.context() as patched:
-        patched.setitem(connection.settings_dict, "PORT", str(closed))
-        for _ in range(12):
-            report = run(work, "default")
-            assert set(report.again) == {row.pk for row in rows}
-            waits.append(max(report.again.values()) - timezone.now())
-    assert waits[0] < SOON
-    assert timedelta(seconds=15) < waits[-1] <= timedelta(seconds=90)
-    assert set(run(work, "default").fired) == {row.pk for row in rows}
-
-
-def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, declare: Declare) -> None:
-    handler = raising(OperationalError("could not connect to the warehouse"))
-    row = due(order, declare(Order, handler, name="warehouse", retry=dq.Retry([60])))
-    fire(row)
-    assert (tried(row), row.errors[0]["error"]) == ((PENDING, 1), "OperationalError")
-
-
-def test_after_a_loss_outside_it_is_settled_on_a_new_one(order: Order, declare: Declare, monkeypatch: Patch) -> None:
-    calls: list[int] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        calls.append(1)
-        kill_own_connection()
-
-    monkeypatch.setattr("django_delayq.firing.settling.time.sleep", lambda seconds: None)
-    row = due(order, declare(Order, handler, name="outside", atomic=False))
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), calls) == (("fired", "due"), [1])
-
-
 def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, raising(ValueError()), name="fails", retry=dq.Retry([60])))
     once_at("undone", kill_own_connection)
@@ -197,24 +125,3 @@ def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Or
     assert tried(row) == (PENDING, 1)
     make_due(row)
     assert settle_expired("default").again == {}
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="of psycopg")
-@pytest.mark.parametrize(("state_of_server", "counts"), [(None, False), ("25P04", False), ("XX000", True)])
-def test_two_replies_to_a_statement_are_a_loss(declare: Declare, state_of_server: str | None, counts: bool) -> None:
-    """As from PgBouncer when the server behind it has ended; an internal error of the server has a code.
-
-    So has its end of a session whose transaction took too long (25P04, PostgreSQL 17).
-    """
-    psycopg = pytest.importorskip("psycopg")
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        connection.connection.close()
-        error = psycopg.InternalError("received 2 results from command 'BEGIN'")
-        error.sqlstate = state_of_server
-        raise InternalError(str(error)) from error
-
-    row = due(Order.objects.create(), declare(Order, handler, name="cut"))
-    fire(row)
-    assert state(row) == ("pending", "")
-    assert Timeout.objects.get(pk=row.pk).attempts == counts

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from django.db import connection, connections
-from django.db.backends.signals import connection_created
+from django.db import connection, transaction
 from django.db.models import BooleanField, Func, Model, Q, Value
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
-from django_delayq.firing import Report, Work, run, running
+from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
-from django_delayq.sql import statements
+from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, state
-from tests.integration.firing.handlers import WAIT, Declare, Patch
+from tests.integration.firing.handlers import WAIT, Declare, Log, execute
 from tests.integration.firing.rows import FIRED, PENDING, UNMET, tried
-from tests.integration.firing.test_prepared import generic_plans, is_direct
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
@@ -44,23 +40,6 @@ def only_where_one_statement_does_it() -> None:
         pytest.skip("this database marks step by step")
 
 
-@pytest.fixture(autouse=True, params=["own plan", "generic plan"])
-def plans(request: pytest.FixtureRequest, monkeypatch: Patch) -> Iterator[str]:
-    """Let the threads that fire plan each statement, or prepare it at once and keep a generic plan."""
-
-    def keep_plans(*, connection: Any, **_: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET plan_cache_mode = force_generic_plan")
-
-    if request.param == "generic plan":
-        monkeypatch.setattr(statements, "PREPARED_AFTER", 0)
-        connection_created.connect(keep_plans)
-        connection.close()
-    yield request.param
-    connection_created.disconnect(keep_plans)
-    connection.close()
-
-
 @pytest.fixture
 def gated(declare: Declare) -> dq.TimeoutPolicy[Any]:
     """A policy whose statement has its snapshot, has read the object, and waits before it locks it."""
@@ -80,30 +59,18 @@ def is_waiting(cursor: Any) -> bool:
 
 def fire_while(row: Timeout, act: Callable[[], object]) -> Report:
     """Fire `row`, and call `act` between the snapshot of the statement and its locks."""
-    reports, generic = list[Report](), list[int]()
-
-    def firing() -> None:
-        try:
-            reports.append(run(Work(row.policy, (row.pk,), (row.object_id,)), "default"))
-            generic.append(generic_plans("delayq_given"))
-        finally:
-            connections.close_all()
-
+    reports: list[Report] = []
+    work = Work(row.policy, (row.pk,), (row.object_id,))
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [GATE])
         try:
-            thread = threading.Thread(target=firing)
-            thread.start()
+            session = Session(lambda: reports.append(run(work, "default")))
             wait_until(lambda: is_waiting(cursor), "the statement waits at the gate", WAIT)
             act()
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [GATE])
-        cursor.execute("SHOW plan_cache_mode")
-        is_generic = cursor.fetchone() == ("force_generic_plan",) and is_direct()
-    thread.join(WAIT)
-    [report], [count] = reports, generic
-    assert bool(count) == is_generic
-    return report
+    session.end()
+    return reports[0]
 
 
 def values_of(obj: Model) -> dict[str, str]:
@@ -156,26 +123,6 @@ def test_what_committed_meanwhile_decides(order: Order, gated: dq.TimeoutPolicy[
     assert list(Effect.objects.values_list("what", flat=True)) == [effect] * bool(effect)
 
 
-def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
-    row = due(order, gated)
-    assert fire_while(row, lambda: Timeout.objects.filter(pk=row.pk).delete()).fired == ()
-    assert not Effect.objects.exists()
-
-
-def test_the_transaction_begins_before_the_deadline_and_marks_after_it(order: Order, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(running, "AHEAD_SECONDS", 1.0)  # so long that a busy machine gets there
-    row = dq.schedule_timeout(order, "remind", seconds=1)
-    work = Work(row.policy, (row.pk,), (row.object_id,), begin_at=time.monotonic() + 1)
-    with CaptureQueriesContext(connection) as captured:
-        assert run(work, "default").fired == (row.pk,)
-    texts = [each["sql"] for each in captured]
-    begun = next(place for place, sql in enumerate(texts) if sql.startswith("SHOW"))
-    assert "delayq_given" in texts[begun + 1] or f"('{row.pk}'," in texts[begun + 1], "a statement without a snapshot"
-    row.refresh_from_db()
-    assert row.settled_at is not None
-    assert row.settled_at >= row.due_at
-
-
 def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, declare: Declare) -> None:
     calls: list[int] = []
     when = Q(status="unpaid") & Q(Gate(Value(GATE)))
@@ -185,29 +132,57 @@ def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, d
     assert (calls, row.attempts, state(row)) == ([1], 0, ("fired", "due"))
 
 
-def test_members_that_cannot_be_marked_have_their_reason(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="shared", when=Q(status="unpaid"), together=20)
-    rows = [due(order, policy) for order in orders]
-    Order.objects.filter(pk=orders[0].pk).update(status="paid")
-    Order.objects.filter(pk=orders[1].pk)._raw_delete("default")
-    dq.reschedule_timeout(orders[2], policy, hours=1)
-    works = Work(rows[0].policy, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
-    with CaptureQueriesContext(connection) as queries:
-        report = run(works, "default")
-    assert report.fired == (rows[3].pk, rows[4].pk)
-    assert [state(row) for row in rows[:3]] == [("skipped", "condition"), ("skipped", "gone"), ("pending", "")]
-    assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
-    assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
-    assert sum(query["sql"] == "COMMIT" for query in queries) == 1
+# The most frequent statements are prepared, and what could break that fails no firing and no call
 
 
-def test_a_key_that_no_row_can_have_holds_no_other_member_up(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, name="shared", together=20)
-    rows = [due(order, policy) for order in orders]
-    Timeout.objects.filter(pk=rows[0].pk).update(object_id="of a former kind")
-    rows[0].refresh_from_db()
-    with CaptureQueriesContext(connection) as queries:
-        report = fire(*rows)
-    assert set(report.fired) == {row.pk for row in rows[1:]}
-    assert state(rows[0]) == ("skipped", "gone")
-    assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
+@pytest.fixture
+def is_prepared() -> Iterator[bool]:
+    """Begin and end with a new connection. No pooler may be between this thread and its session."""
+    connection.close()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        is_direct = cursor.fetchone()[0] == connection.connection.info.backend_pid
+    yield is_direct and not connection.settings_dict["OPTIONS"].get("server_side_binding")
+    connection.close()
+
+
+def use(count: int = 1) -> None:
+    """Schedule, fire, schedule and cancel, which must work at the first attempt."""
+    for _ in range(count):
+        order = Order.objects.create(status="unpaid")
+        row = due(order, "remind")
+        assert fire(row).fired == (row.pk,)
+        dq.schedule_timeout(order, "remind", hours=1)
+        assert dq.cancel_timeout(order, "remind")
+    assert set(Timeout.objects.filter(state=Timeout.State.FIRED).values_list("attempts", flat=True)) == {1}
+
+
+def prepared() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'delayq%%'")
+        return int(cursor.fetchone()[0])
+
+
+def test_in_a_transaction_of_the_caller_nothing_is_prepared(is_prepared: bool) -> None:
+    """An error would undo what the caller has written."""
+    use(20)
+    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
+        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    assert not any("EXECUTE" in each["sql"] for each in captured)
+
+
+def test_what_makes_plans_useless_fails_nothing(is_prepared: bool, caplog: Log) -> None:
+    """A migration changes a column, and then a pool discards what its client has left."""
+    use(20)
+    execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(77)")
+    try:
+        use(20)
+    finally:
+        execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(20)")
+    use(20)
+    assert bool(prepared()) == is_prepared
+    with connection.connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+    use(20)
+    assert prepared() == 0, "one error is enough"
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

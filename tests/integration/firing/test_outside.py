@@ -6,22 +6,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import get_policy, timeout_dead
-from django_delayq.firing import extend_firing, run, settle_expired
+from django_delayq import timeout_dead
+from django_delayq.firing import run, settle_expired
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.firing.settling import settle
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.works import Call
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
-from django_delayq.rounds.after_attempt import WorkerDied
-from django_delayq.signals import timeouts_settling
-from tests.e2e.races.sessions import impatient, needs_row_locks
+from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import due, fire, in_another_thread, locking, make_due, state, work_of
 from tests.integration.firing.handlers import (
     ATOMIC_OR_NOT,
@@ -30,10 +26,8 @@ from tests.integration.firing.handlers import (
     Patch,
     once_at,
     raising,
-    write,
-    write_and_raise,
 )
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, receiving, tried, written
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -42,18 +36,11 @@ OUTSIDE: dict[str, Any] = {"name": "outside", "atomic": False}
 HOURLY = dq.Retry([3600])
 
 
-def die_at(row: Timeout, step: str) -> None:
-    """The process of this firing of `row` is gone at `step`."""
-
-    def look(reached: str) -> None:
-        if reached == step:
-            raise KeyboardInterrupt
-
-    work = work_of(row)
-    set_checkpoint_hook(look)
+def die(row: Timeout) -> None:
+    """The process that fires `row` is gone while its handler runs."""
+    once_at("committed", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        run(work, "default")
-    set_checkpoint_hook(None)
+        run(work_of(row), "default")
 
 
 def expire(row: Timeout) -> None:
@@ -84,17 +71,6 @@ def test_what_no_longer_matches_or_is_gone_is_not_run(declare: Declare) -> None:
     Timeout.objects.filter(pk=gone.pk).update(object_id="987654")
     fire(paid, gone)
     assert (state(paid), state(gone)) == (("skipped", "condition"), ("skipped", "gone"))
-
-
-def test_a_failure_undoes_nothing_and_climbs_the_ladder(order: Order, declare: Declare) -> None:
-    handler = write_and_raise(ValueError("first"), ValueError("second"))
-    row = due(order, declare(Order, handler, retry=dq.Retry([0]), **OUTSIDE))
-    report = fire(row)
-    assert (tried(row), row.slot_taken, report.again) == ((PENDING, 1), 1, {row.pk: row.run_at})
-    fire(row)
-    assert tried(row) == (("dead", "retries"), 2)
-    assert [error["message"] for error in row.errors] == ["first", "second"]
-    assert written() == [row.object_id] * 2
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -159,7 +135,7 @@ def test_a_row_that_is_held_is_settled_when_it_is_free(order: Order, declare: De
 @pytest.mark.parametrize("by", ["sweep", "delivery"])
 def test_what_died_is_repeated_alone_when_its_lease_ends_and_not_counted(order: Order, by: str) -> None:
     row = due(order, "send_outside")
-    die_at(row, "committed")
+    die(row)
     assert tried(row) == (("firing", ""), 1)
     assert settle_expired("default").again == {}
     assert fire(row, deliveries=2).again[row.pk] - timezone.now() > LEASE / 2
@@ -174,57 +150,17 @@ def test_what_died_is_repeated_alone_when_its_lease_ends_and_not_counted(order: 
     assert Effect.objects.get().idempotency_key == row.idempotency_key
 
 
-def test_a_living_workers_row_does_not_expire(order: Order) -> None:
-    row, other = due(order, "send_outside"), due(Order.objects.create(), "send_outside")
-    die_at(row, "committed")
-    expire(row)
-    before = other.run_at
-    extend_firing([row.pk, other.pk], "default")
-    assert settle_expired("default") == dq.firing.Report()
-    assert (state(row), state(other)) == (("firing", ""), PENDING)
-    assert row.run_at - timezone.now() > LEASE - timedelta(seconds=5)
-    assert other.run_at == before, "only rows that are firing are moved"
-
-
-@needs_row_locks
-def test_a_row_that_somebody_holds_keeps_no_other_from_being_extended(orders: list[Order]) -> None:
-    rows = [due(order, "send_outside") for order in orders[:3]]
-    for row in rows:
-        die_at(row, "committed")
-        expire(row)
-    extended = Timeout.objects.filter(run_at__gt=timezone.now() + LEASE / 2).order_by("pk")
-    with locking(rows[0]), impatient():
-        assert not extend_firing([row.pk for row in rows], "default")
-        assert list(extended.all()) == rows[1:]
-        assert not settle_expired("default").done, "no other worker settles it meanwhile"
-    assert extend_firing([row.pk for row in rows], "default")
-    assert list(extended.all()) == rows
-
-
 def test_an_expired_row_of_an_unknown_policy_is_left_to_others_first(order: Order, declare: Declare) -> None:
     """Another worker may know the policy and its retries; if none settles the row in a minute, this one does."""
     policy = declare(Order, **OUTSIDE)
     row = due(order, policy)
-    die_at(row, "committed")
+    die(row)
     registry.remove(policy)
     expire(row)
     assert settle_expired("default").again == {}
     Timeout.objects.update(run_at=timezone.now() - timedelta(seconds=61))
     assert list(settle_expired("default").again) == [row.pk]
     assert state(row) == PENDING
-
-
-def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:
-    """A worker that was suspended longer than its lease resumes when the sweep has released the row."""
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        write(obj, timeout)
-        expire(timeout)
-        settle_expired("default")
-
-    row = due(order, declare(Order, handler, retry=HOURLY, **OUTSIDE))
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), written()) == (FIRED, [row.object_id])
 
 
 @pytest.mark.parametrize("meanwhile", ["began another attempt", "moved"])
@@ -253,8 +189,8 @@ def cancel_in_bulk(order: Order, policy: str) -> int:
 
 @pytest.mark.parametrize("cancel", [dq.cancel_timeout, cancel_in_bulk])
 @pytest.mark.parametrize(("error", "expected"), [(ValueError(), ("cancelled", "hand")), (None, FIRED)])
-def test_whoever_cancels_during_the_firing_is_too_late_and_forbids_further_attempts(
-    order: Order, declare: Declare, error: Exception | None, expected: tuple[str, str], cancel: Any
+def test_a_cancel_during_the_firing_is_too_late_and_forbids_further_attempts(
+    order: Order, declare: Declare, error: Any, expected: Any, cancel: Any
 ) -> None:
     answers: list[int] = []
 
@@ -268,19 +204,8 @@ def test_whoever_cancels_during_the_firing_is_too_late_and_forbids_further_attem
     assert [each["error"] for each in row.errors] == ["ValueError"] * (error is not None)
 
 
-def test_a_firing_that_a_payment_came_too_late_for_is_retried(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        with pytest.raises(dq.DeadlinePassed), dq.before_deadline(obj, "outside"):
-            pytest.fail("the payment was accepted")
-        raise ValueError("the provider does not answer")
-
-    row = due(order, declare(Order, handler, retry=dq.Retry([0]), **OUTSIDE))
-    assert fire(row).again.keys() == {row.pk}
-    assert (state(row), row.final_attempt) == (PENDING, False)
-
-
 @pytest.mark.parametrize("newer", ["pending", "cancelled", "not seen by the query"])
-def test_a_newer_round_replaces_a_firing_that_then_fails(
+def test_a_newer_round_replaces_a_firing_that_fails(
     order: Order, declare: Declare, newer: str, monkeypatch: Patch
 ) -> None:
     """Also if it was cancelled: `cancel_timeout` has answered that nothing will happen.
@@ -301,50 +226,21 @@ def test_a_newer_round_replaces_a_firing_that_then_fails(
     assert Timeout.objects.exclude(pk=row.pk).get().state == ("cancelled" if newer == "cancelled" else "pending")
 
 
-def test_a_newer_round_that_fires_beside_an_older_one_succeeds(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, lambda obj, timeout: timeout.payload or due(obj, "outside", payload=1), **OUTSIDE))
-    assert fire(row).fired
-    newer = Timeout.objects.pending().get()
-    assert fire(newer).fired
-    assert [state(one) for one in (row, newer)] == [FIRED] * 2
-
-
 # Every worker settles attempts that died, in pages; only the first one logs it, and sends the signals
 
 
-def expired(count: int, **values: Any) -> list[Timeout]:
+def expired(count: int) -> list[Timeout]:
     """Return rows whose process died while it fired them, and whose lease is over."""
     rows = [due(Order.objects.create(), "send_outside") for _ in range(count)]
     for row in rows:
-        die_at(row, "committed")
+        die(row)
         expire(row)
-    Timeout.objects.update(**values) if values else None
     return rows
 
 
-def at_the_third_death(count: int) -> list[Timeout]:
-    return expired(count, suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
-
-
-def test_a_death_is_told_once_however_many_workers_find_it(
-    caplog: Log,
-) -> None:
-    [row], called = at_the_third_death(1), list[str]()
-    row.refresh_from_db()
-    seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
-
-    def note(**_: Any) -> None:
-        transaction.on_commit(lambda: called.append(state(row)[0]))
-
-    with receiving(note, timeouts_settling):
-        settle_expired("default")
-    settle(get_policy((Order, "send_outside")), WorkerDied("died"), "default", Call((row.pk,), seen))
-    [line] = logged(caplog, "timeout_dead")
-    assert (line.timeout_id, called) == (row.pk, ["dead"])
-
-
 def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: Patch) -> None:
-    rows, undone = at_the_third_death(3), list[str]()
+    rows, undone = expired(3), list[str]()
+    Timeout.objects.update(suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
 
     def fail(step: str) -> None:
         undone.extend([step] * (step == "undone"))

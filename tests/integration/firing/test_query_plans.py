@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from django_delayq import TimeoutPolicy, clock, timeout_policy
+from django_delayq import TimeoutPolicy, timeout_policy
 from django_delayq.firing.gathering import Gathering
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.works import RunningWork, Work
@@ -25,7 +25,7 @@ OWNERS = 4_999
 
 @pytest.fixture(scope="module", autouse=True)
 def ledger_of_owners(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The rows, for all tests here: of each owner some are settled, some due, and some due later."""
+    """Of each owner some rows are settled, some due, and some due later."""
     text = "CHAR(20)" if connection.vendor == "mysql" else "varchar(20)"
     with many_rows(django_db_blocker, f"CAST(CASE WHEN n % 100 = 99 THEN {OWNERS} ELSE n % {OWNERS} END AS {text})"):
         yield
@@ -41,12 +41,11 @@ def policy(request: pytest.FixtureRequest) -> Iterator[TimeoutPolicy[Any]]:
     registry.add(before)  # type: ignore[arg-type]
 
 
-def gathered(policy: TimeoutPolicy[Any], owner: str, tried: Sequence[int] = ()) -> list[int]:
+def gathered(policy: TimeoutPolicy[Any], owner: str) -> list[int]:
     work = Work(policy.label, (-1,), ("-1",), share=owner)
-    report = ReportBuilder(again=dict.fromkeys(tried, clock.now()))
-    running = RunningWork(work, "default", report, policy)
     provide_lock(policy, owner, "default")
-    return [candidate.id for candidate in Gathering(running, work).gather()]
+    gathering = Gathering(RunningWork(work, "default", ReportBuilder(), policy), work)
+    return [candidate.id for candidate in gathering.gather()]
 
 
 @pytest.mark.parametrize("owner", ["17", str(OWNERS), "unknown"])
@@ -56,9 +55,3 @@ def test_the_due_rows_of_one_value_are_read_from_its_index(policy: TimeoutPolicy
     assert len(gathered(policy, owner)) == min(due, 500)
     # Of few rows PostgreSQL reads all, and sorts them.
     check(plans_of(lambda: gathered(policy, owner)), "delayq_share", is_short=due < 500)
-
-
-def test_others_than_those_that_were_tried_are_read_from_it_too(policy: TimeoutPolicy[Any]) -> None:
-    tried = gathered(policy, str(OWNERS))[:50]
-    plan = plans_of(lambda: gathered(policy, str(OWNERS), tried))
-    check(plan.replace("<> ALL ", "not in "), "delayq_share")

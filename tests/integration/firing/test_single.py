@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import uuid
-import weakref
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Exists, Q
+from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
 from django_delayq.firing import Work, plan, run
-from django_delayq.firing.judge import LostRace
-from django_delayq.firing.log_lines import UNKNOWN_PAUSE
-from django_delayq.firing.running import run_each
 from django_delayq.ledger import marking
-from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
-from tests.integration.firing.handlers import Declare, Log, Patch, execute
-from tests.integration.firing.rows import FIRED, PENDING, UNMET, UNTRIED, hearing, logged, tried
-from tests.testapp.models import Customer, Effect, ExpressOrder, Order, OrderProxy, Parcel
+from tests.integration.firing.handlers import Declare, Patch
+from tests.integration.firing.rows import FIRED, UNTRIED, tried
+from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -73,14 +62,6 @@ def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declar
     }
     assert sorted(timeout_id for work in works for timeout_id in work.ids) == [row.pk for row in rows]
     assert plan(dict.fromkeys(unknown, 1), "default")[0] == plan({}, "default")[0] == []
-
-
-@pytest.mark.parametrize("size", [None, 20])
-def test_the_first_due_come_first(orders: list[Order], declare: Declare, size: int | None) -> None:
-    policy = declare(Order, name="ordered", together=size)
-    rows = [due(order, policy) for order in reversed(orders)]
-    works, _ = plan_of(*reversed(rows))
-    assert [id for work in works for id in work.ids] == [row.pk for row in rows]
 
 
 @pytest.mark.parametrize("option", ["together", "batch"])
@@ -136,14 +117,6 @@ def test_what_is_early_or_was_moved_or_cancelled_after_the_plan_does_not_fire(or
     assert not Effect.objects.exists()
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no clock but the worker's")
-def test_a_workers_clock_that_is_ahead_fires_nothing_early(order: Order, monkeypatch: Patch) -> None:
-    row, real = dq.schedule_timeout(order, "remind", minutes=5), timezone.now
-    monkeypatch.setattr(timezone, "now", lambda: real() + timedelta(minutes=10))
-    assert run(forged(row), "default").again == {row.pk: row.run_at}
-    assert not Effect.objects.exists()
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_without_its_mark_no_handler_runs(orders: list[Order], monkeypatch: Patch, count: int) -> None:
     """The UPDATE that compares has found fewer rows than were locked: on SQLite another process may have written."""
@@ -156,21 +129,6 @@ def test_without_its_mark_no_handler_runs(orders: list[Order], monkeypatch: Patc
     assert not Effect.objects.exists()
     fire(*rows)
     assert {state(row)[0] for row in rows} == {"fired"}
-
-
-def test_a_stop_is_seen_with_the_row_at_the_latest(order: Order, monkeypatch: Patch) -> None:
-    """The cache may omit a new stop for up to a second; the locking statement reads it."""
-    row = due(order)
-    work = work_of(row)
-    with monkeypatch.context() as patched:
-        patched.setattr(type(stop_cache), "forget", lambda self: None)
-        operations.pause("testapp.order.remind", by="script:test")
-        report = run(work, "default")
-    stop_cache.forget()
-    assert (set(report.again), tried(row)) == ({row.pk}, UNTRIED)
-    assert not Effect.objects.exists()
-    works, report = plan_of(row)
-    assert (works, report.now is not None and report.again[row.pk] > report.now) == ([], True)
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")
@@ -215,29 +173,6 @@ def test_a_policy_of_a_proxy_child_or_parent_gets_objects_of_its_model(declare: 
     assert seen == [of]
 
 
-@pytest.mark.parametrize("when", [Q(customer__name__in=[]), Q(pk__in=Order.objects.none())])
-@pytest.mark.parametrize("batch", [None, 5])
-def test_a_condition_that_no_row_can_match_does_not_hold(declare: Declare, when: Q, batch: int | None) -> None:
-    policy = declare(Order, lambda *_: pytest.fail("called"), name="of_none", when=when, batch=batch)
-    rows = [due(Order.objects.create(), policy) for _ in range(2)]
-    fire(*rows)
-    assert [state(row) for row in rows] == [UNMET, UNMET]
-
-
-def test_a_policy_that_is_not_declared_waits_and_fires_when_it_is_back(order: Order, declare: Declare) -> None:
-    policy = declare(Order, name=f"gone_{uuid.uuid4().hex}")
-    row, other = due(order, policy), due(Order.objects.create(), policy)
-    registry.remove(policy)
-    for _ in range(2):
-        again = fire(row, other).again
-        assert set(again) == {row.pk, other.pk}
-        assert all(timedelta(0) < at - timezone.now() <= UNKNOWN_PAUSE for at in again.values())
-    assert run(forged(row), "default").again.keys() == {row.pk}
-    assert state(row) == PENDING
-    dq.register_policy(policy)
-    assert fire(row).fired == (row.pk,)
-
-
 # What the handler gets, and does to timeouts: its own row is settled by then, and its slot is free
 
 
@@ -273,96 +208,3 @@ def test_a_handler_schedules_its_next_round_unless_it_fails(order: Order, declar
     found = list(Timeout.objects.order_by("id").values_list("state", "payload"))
     next_round = ("pending", {"round": 2})
     assert found == ([("pending", {"round": 1})] if fails else [("fired", {"round": 1}), next_round])
-
-
-def test_a_handler_that_deletes_its_object_fires(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, lambda obj, timeout: obj.delete(), name="deletes"))
-    other = due(order, "remind", key="other")
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), state(other)) == (FIRED, ("cancelled", "gone"))
-    assert not Order.objects.exists()
-
-
-def others(obj: Order) -> Any:
-    return Order.objects.exclude(pk=obj.pk)
-
-
-WAYS: dict[str, Callable[[Order], object]] = {
-    "an update": lambda obj: others(obj).update(status="paid"),
-    "an update in SQL": lambda obj: execute(f"UPDATE testapp_order SET status = 'paid' WHERE id <> {obj.pk}"),
-    "a cancel": lambda obj: dq.cancel_timeouts(dq.pending_timeouts(others(obj), "siblings")),
-    "a related row": lambda obj: Customer.objects.filter(pk=obj.customer_id or 0).update(vip=True),
-    "any row": lambda obj: Effect.objects.create(what="told", object_id=obj.pk),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_a_handler_does_to_other_objects_and_their_timeouts_reaches_them(declare: Declare, way: str) -> None:
-    called: list[int] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        called.append(obj.pk)
-        WAYS[way](obj)
-        obj.status = "cancelled"
-        obj.save()
-
-    when = Q(status="unpaid", customer__vip=False) & ~Exists(Effect.objects.all())
-    policy = declare(Order, handler, name="siblings", when=when)
-    customer = Customer.objects.create()
-    orders = [Order.objects.create(customer=customer) for _ in range(3)]
-    rows = [due(order, policy) for order in orders]
-    fire(*rows)
-    assert ([state(row) == FIRED for row in rows], called) == ([True, False, False], [orders[0].pk])
-    assert Order.objects.filter(status="cancelled").count() == 1, "nothing is overwritten"
-
-
-@pytest.mark.parametrize(
-    ("end", "count"), [("none", 4), ("one that fails", 2), ("one that moves", 2), ("a receiver", 1)]
-)
-def test_works_that_follow_each_other_are_reported_together_while_all_are_settled(
-    orders: list[Order], declare: Declare, caplog: Log, end: str, count: int
-) -> None:
-    def act(obj: Order, timeout: Timeout) -> Any:
-        if obj == orders[1] and end == "one that fails":
-            raise ValueError
-        return dq.Snooze(hours=1) if obj == orders[1] and end == "one that moves" else None
-
-    caplog.set_level(logging.INFO, "django_delayq.firing")
-    policy, taken, lines = declare(Order, act, name="in_turn"), list[Work](), list[int]()
-    rows = [due(order, policy) for order in orders[:4]]
-    works, _ = plan_of(*rows)
-
-    def each() -> Iterator[Work]:
-        for work in works:
-            lines.append(len(logged(caplog, "timeout_fired")))
-            taken.append(work)
-            yield work
-
-    with hearing(*[dq.timeout_fired] * (end == "a receiver")):
-        report = run_each(each(), "default")
-    assert len(taken) == count
-    assert sorted([*report.done, *report.again]) == sorted(work.ids[0] for work in taken)
-    assert lines == [0] * count, "one after the other at the end"
-    assert [state(row)[0] for row in rows[count:]] == ["pending"] * (4 - count)
-
-
-@pytest.mark.parametrize("error", [ValueError, LostRace])
-def test_what_handlers_have_read_is_freed_by_a_rollback(
-    orders: list[Order], declare: Declare, error: type[Exception]
-) -> None:
-    """An open cursor of a handler would keep a read transaction of SQLite, until the garbage collector runs."""
-    read: list[weakref.ref[Order]] = []
-
-    def handler(order: Order, timeout: Any) -> None:
-        read.append(weakref.ref(order))
-        if len(read) == 1:
-            raise error
-
-    policy = declare(Order, handler, name="reads", together=20)
-    rows = [due(order, policy) for order in orders]
-    gc.disable()
-    try:
-        fire(*rows)
-        assert read[0]() is None
-    finally:
-        gc.enable()

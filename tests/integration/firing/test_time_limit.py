@@ -3,76 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
+import contextlib
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, Error, connection, transaction
 
 import django_delayq as dq
 from django_delayq import signals
+from django_delayq.exceptions import Abandoned
+from django_delayq.firing import time_limits
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import needs_row_locks, transaction_with
-from tests.integration.firing.conftest import MODES, due, fire, make_due, state
-from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, Log, execute
+from tests.integration.firing.conftest import MODES, due, fire, state
+from tests.integration.firing.handlers import LIMITED_MODES, WAIT, Declare, Log, Patch, raising
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep, threads_end
 from tests.integration.firing.rows import FIRED, UNTRIED, hearing, logged, tried
-from tests.testapp.models import Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-TRACE = ContextVar("trace", default="")
-
-
-@pytest.fixture
-def silent_server() -> Iterator[socket.socket]:
-    """A server that accepts connections and never answers, until the test ends."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
-
-
-@pytest.fixture
-def wait_for_answer(silent_server: socket.socket) -> Iterator[Callable[[], None]]:
-    """Call it in a handler: it returns when the test ends."""
-    clients: list[socket.socket] = []
-
-    def wait() -> None:
-        client = socket.create_connection(silent_server.getsockname())
-        clients.append(client)
-        client.recv(1)
-
-    yield wait
-    for client in clients:
-        client.shutdown(socket.SHUT_RDWR)
-    threads_end()
-    for client in clients:
-        client.close()
-
-
-@pytest.fixture
-def one_connection(transactional_db: None) -> Iterator[None]:
-    """Use an account that may open one connection."""
-    settings, name = connection.settings_dict, connection.ops.quote_name(connection.settings_dict["NAME"])
-    owner, account = settings["USER"], f"limited_{os.getpid()}@'127.0.0.1'"
-    execute(f"CREATE USER {account} WITH MAX_USER_CONNECTIONS 1")
-    execute(f"GRANT ALL ON {name}.* TO {account}")
-    connection.close()
-    settings["USER"] = account.partition("@")[0]
-    yield
-    connection.close()
-    settings["USER"] = owner
-    execute(f"DROP USER {account}")
 
 
 def is_free(order: Order) -> bool:
@@ -91,7 +47,7 @@ def is_free(order: Order) -> bool:
     ("act", "deliveries"), [(sleep, 1), (compute, 1), (sleep, 3)], ids=["sleep", "compute", "suspect"]
 )
 def test_what_takes_too_long_is_rolled_back_and_retried(
-    order: Order, declare: Declare, act: Callable[[], None], deliveries: int, mode: str
+    order: Order, declare: Declare, act: Any, deliveries: int, mode: str
 ) -> None:
     def handler(target: Any, timeouts: Any) -> None:
         with transaction.atomic():
@@ -103,56 +59,6 @@ def test_what_takes_too_long_is_rolled_back_and_retried(
     assert (overrun(row), list(report.again)) == (FAILED, [row.pk])
     order.refresh_from_db()
     assert (order.status, is_free(order)) == ("unpaid", True)
-    threads_end()
-
-
-@LIMITED_MODES
-def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
-    order: Order, declare: Declare, wait_for_answer: Callable[[], None], mode: str
-) -> None:
-    def handler(target: Any, timeouts: Any) -> None:
-        Order.objects.filter(pk=order.pk).update(status="half done")
-        wait_for_answer()
-
-    row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=dq.Retry([0, 0]), **MODES[mode]))
-    for attempt in (1, 2, 3):
-        make_due(row)
-        fire(row)
-        assert overrun(row) == ("dead" if attempt == 3 else "pending", attempt, "TimeLimitExceeded")
-        assert is_free(order)
-    assert "test_time_limit.py" in row.errors[-1]["message"], "the error names the place"
-    assert firing_state.stuck_threads == 3
-
-
-@pytest.mark.dialect
-@pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB, where another connection cuts one")
-@pytest.mark.usefixtures("one_connection")
-def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
-    order: Order, declare: Declare, wait_for_answer: Callable[[], None]
-) -> None:
-    def handler(order: Order, timeout: Timeout) -> None:
-        order.save()
-        wait_for_answer()
-
-    row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=RETRY))
-    fire(row)
-    assert overrun(row) == FAILED
-    assert is_free(order)
-
-
-@needs_row_locks
-@pytest.mark.dialect
-def test_a_handler_that_waits_for_a_lock_is_abandoned(orders: list[Order], declare: Declare) -> None:
-    def handler(order: Order, timeout: Timeout) -> None:
-        order.save()
-        Order.objects.filter(pk=orders[1].pk).update(note="waited")
-
-    row = due(orders[0], declare(Order, handler, name="waits", limits=LIMITS, retry=RETRY))
-    with transaction_with(lambda: Order.objects.filter(pk=orders[1].pk).update(note="locked")):
-        fire(row)
-        assert overrun(row) == FAILED
-        assert is_free(orders[0])
-    assert is_free(orders[1])
     threads_end()
 
 
@@ -196,9 +102,7 @@ def test_of_a_shared_transaction_only_what_hangs_is_charged(orders: list[Order],
     assert mode == "together" or sizes == [5, 1, 1, 1, 1, 1]
 
 
-def test_a_callback_that_hangs_undoes_nothing_and_stops_no_other(
-    orders: list[Order], declare: Declare, caplog: Log
-) -> None:
+def test_a_callback_that_hangs_stops_no_other(orders: list[Order], declare: Declare, caplog: Log) -> None:
     called: list[int] = []
 
     def send(order: Order) -> None:
@@ -218,7 +122,7 @@ def test_a_callback_that_hangs_undoes_nothing_and_stops_no_other(
     assert "its transaction is committed" in record.getMessage()
 
 
-def test_the_setting_is_the_limit_of_other_policies(orders: list[Order], declare: Declare, settings: Settings) -> None:
+def test_the_setting_is_the_limit_of_other_policies(orders: list[Order], declare: Declare, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HANDLER_LIMIT": LIMIT}
     end = threading.Event()
     default = due(orders[0], declare(Order, lambda *_: end.wait(WAIT), name="default", retry=RETRY))
@@ -228,26 +132,9 @@ def test_the_setting_is_the_limit_of_other_policies(orders: list[Order], declare
     assert overrun(default) == FAILED
 
 
-def test_only_a_limited_handler_has_a_thread_of_its_own_and_none_a_connection_or_context(
-    orders: list[Order], declare: Declare
-) -> None:
-    threads, seen = list[int](), set[tuple[int, str]]()
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        threads.append(threading.get_ident())
-        seen.add((id(connection.connection), TRACE.get()))
-
-    TRACE.set("of the caller")
-    for order, limits in zip(orders, [None, dq.Limits(), LIMITS], strict=False):
-        fire(due(order, declare(Order, handler, name=f"p{order.pk}", limits=limits)))
-    assert [thread == threading.get_ident() for thread in threads] == [True, True, False]
-    assert seen == {(id(connection.connection), "of the caller")}
-    assert connection.allow_thread_sharing is False
-
-
 @pytest.mark.parametrize("limits", [None, LIMITS], ids=["without", "limited"])
 def test_an_error_outside_of_handlers_releases_the_work(
-    order: Order, declare: Declare, limits: dq.Limits | None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    order: Order, declare: Declare, limits: dq.Limits | None, monkeypatch: Patch, caplog: Any
 ) -> None:
     row = due(order, declare(Order, lambda *_: None, name="works", limits=limits))
     monkeypatch.setattr("django_delayq.firing.rails.room", lambda *_: 1 / 0)
@@ -259,46 +146,188 @@ def test_an_error_outside_of_handlers_releases_the_work(
     assert connection.allow_thread_sharing is False
 
 
-def test_a_handler_that_fires_others_is_limited_as_a_whole(orders: list[Order], declare: Declare) -> None:
-    inner = declare(Order, lambda *_: sleep(), name="inner", limits=dq.Limits(run=timedelta(hours=1)), retry=RETRY)
-    inner_row = due(orders[0], inner)
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        fire(inner_row)
-
-    outer = declare(Order, handler, name="outer", limits=LIMITS, retry=RETRY, atomic=False)
-    row = due(orders[1], outer)
-    fire(row)
-    assert overrun(row) == FAILED
-    threads_end()
-    assert state(inner_row) == ("pending", "")
-
-
 @pytest.mark.django_db(transaction=False)
 def test_inside_a_transaction_of_a_test_there_is_no_limit(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, lambda *_: time.sleep(2 * LIMIT.total_seconds()), name="slow", limits=LIMITS))
     assert fire(row).fired == (row.pk,)
 
 
-TRACED = """
-import socket, sys, threading, django
-
-django.setup()
-from django_delayq.firing.works import RunningWork
-from django_delayq.firing.time_limits import _interrupt
-
-ours, theirs = socket.socketpair()
-blocked = threading.Thread(target=ours.recv, args=[1], daemon=True)
-blocked.start()
-running = RunningWork(work=None, using="default", report=None, thread_ids={blocked.ident})
-sys.setprofile(lambda *_: None)
-running.interrupt(_interrupt)
-(lambda: print("it continues"))()
-"""
+def values_of(row: Timeout) -> dict[str, Any]:
+    row.refresh_from_db()
+    return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
 
 
-def test_under_a_profiler_a_blocked_thread_does_not_make_its_process_hang(child_environment: dict[str, str]) -> None:
-    """Python 3.11 would repeat the first instruction of the next function until that thread wakes up."""
-    command = [sys.executable, "-c", TRACED]
-    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT)
-    assert done.stdout == "it continues\n", done.stderr
+COMMITTED: list[int] = []
+"""What the callbacks of handlers that were abandoned have done: nothing."""
+
+
+def write() -> None:
+    Effect.objects.create(what="late")
+
+
+def write_in_a_transaction() -> None:
+    with transaction.atomic():
+        transaction.on_commit(lambda: COMMITTED.append(1))
+        write()
+
+
+def write_on_a_new_connection() -> None:
+    connection.close()
+    write()
+
+
+@pytest.mark.dialect
+@LIMITED_MODES
+@pytest.mark.parametrize("returns", [True, False], ids=["returns", "raises"])
+def test_what_returns_later_can_change_nothing(order: Order, declare: Declare, mode: str, returns: bool) -> None:
+    go_on, refused = threading.Event(), list[str]()
+
+    def handler(target: Any, timeouts: Any) -> None:
+        with connection.cursor() as cursor:
+            if connection.in_atomic_block:
+                transaction.on_commit(lambda: COMMITTED.append(1))
+            with contextlib.suppress(Abandoned):  # it catches everything, and continues
+                go_on.wait(WAIT)
+            delete = partial(cursor.execute, "DELETE FROM testapp_order")
+            for act in (write, delete, write_in_a_transaction, write_on_a_new_connection):
+                try:
+                    act()
+                except Error as error:
+                    refused.append(str(error))
+        if not returns:
+            raise ValueError
+
+    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, **MODES[mode]))
+    fire(row)
+    before = values_of(row)
+    assert overrun(row) == FAILED
+    go_on.set()
+    threads_end()
+    assert (len(refused), COMMITTED) == (4, [])
+    assert values_of(row) == before
+    assert not Effect.objects.exists()
+    assert Order.objects.exists()
+
+
+@pytest.mark.dialect
+def test_after_one_that_returns_later_no_other_is_called(orders: list[Order], declare: Declare) -> None:
+    """They have fired by then, each alone, and what a handler does outside the database would be done twice."""
+    go_on, called = threading.Event(), list[int]()
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        called.append(order.pk)
+        if order.pk == orders[0].pk:
+            with contextlib.suppress(Abandoned):  # it catches everything, and returns as if nothing had happened
+                go_on.wait(WAIT)
+
+    policy = declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, together=20)
+    first, *others = [due(order, policy) for order in orders]
+    assert set(fire(first, *others).fired) == {row.pk for row in others}
+    assert overrun(first) == FAILED
+    go_on.set()
+    threads_end()
+    assert called == [order.pk for order in orders]
+
+
+@pytest.mark.dialect
+@pytest.mark.parametrize("step", ["handled", "committed", "settled"])
+@LIMITED_MODES
+def test_a_handler_that_has_returned_is_not_abandoned(order: Order, declare: Declare, mode: str, step: str) -> None:
+    """However long the commit takes: exactly one of fired and failed is true."""
+    row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **MODES[mode]))
+    set_checkpoint_hook(lambda reached: time.sleep(2 * LIMIT.total_seconds()) if reached == step else None)
+    assert fire(row).fired == (row.pk,)
+    assert (tried(row), row.errors) == ((FIRED, 1), [])
+
+
+# Python may be in a callback of its garbage collector when the exception arrives, and reports it there.
+@pytest.mark.dialect
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("mode", ["alone", "batch"])
+def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(declare: Declare, mode: str) -> None:
+    seconds = 0.06
+
+    def handler(target: Any, timeouts: Any) -> None:
+        Effect.objects.create(what="done")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+    limits = dq.Limits(run=timedelta(seconds=0.06))
+    policy = declare(Order, handler, name="close", limits=limits, retry=RETRY, **MODES[mode])
+    for number in range(10):
+        seconds = 0.056 + number % 10 * 0.0005
+        Effect.objects.all().delete()
+        row = due(Order.objects.create(), policy)
+        fire(row)
+        if state(row)[0] == "fired":
+            assert (overrun(row), Effect.objects.count()) == (("fired", 1, ""), 1)
+        else:
+            assert (overrun(row), Effect.objects.count()) == (FAILED, 0)
+
+
+class SoftTimeLimit(Exception):
+    """What Celery raises by a signal handler, in the thread that waits for the handler."""
+
+
+@pytest.fixture
+def uninterrupted(monkeypatch: Patch) -> None:
+    """Let abandoned handlers continue. Otherwise one that is abandoned at once may end before it writes anything."""
+    monkeypatch.setattr(time_limits, "_interrupt", lambda thread_id: None)
+
+
+class Interrupted(threading.Thread):
+    """A thread whose `start` is interrupted by an exception of a signal handler while it waits for the thread."""
+
+    def start(self) -> None:
+        super().start()
+        wait_until(lambda: any(running.timeout_ids for running in list(firing_state.running.values())))
+        raise SoftTimeLimit
+
+
+@pytest.mark.dialect
+@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.parametrize("starts", [False, True])
+@LIMITED_MODES
+def test_a_signal_leaves_no_two_threads_on_one_connection(
+    order: Order, declare: Declare, monkeypatch: Patch, mode: str, starts: bool
+) -> None:
+    """As `task_soft_time_limit` of Celery, if it is shorter than the limit of the policy. It counts as a failure."""
+    go_on = threading.Event()
+
+    def handler(target: Any, timeouts: Any) -> None:
+        if not starts:
+            signal.raise_signal(signal.SIGUSR1)  # Python calls the handler of a signal in the main thread
+        go_on.wait(WAIT)
+        with contextlib.suppress(Error):
+            write()
+
+    limits = LIMITS if starts else dq.Limits(run=timedelta(seconds=WAIT))
+    row = due(order, declare(Order, handler, name="late", limits=limits, retry=RETRY, **MODES[mode]))
+    former = signal.signal(signal.SIGUSR1, raising(SoftTimeLimit()))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "Thread", Interrupted if starts else threading.Thread)
+            fire(row)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert firing_state.stuck_threads == 1
+    failed = overrun(row)
+    go_on.set()
+    threads_end()
+    assert failed == overrun(row) == ("pending", 1, "SoftTimeLimit")
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.dialect
+@pytest.mark.parametrize("error", [SoftTimeLimit(), RuntimeError()])
+def test_a_thread_that_cannot_be_started_counts_no_attempt(
+    order: Order, declare: Declare, monkeypatch: Patch, error: Exception
+) -> None:
+    """As in a container with a limit of threads. This attempt is not counted: no handler was called."""
+    row = due(order, declare(Order, name="late", limits=LIMITS, retry=RETRY))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", raising(error))
+        assert row.pk in fire(row).again
+    assert overrun(row) == ("pending", 0, "")
+    assert fire(row).fired == (row.pk,)

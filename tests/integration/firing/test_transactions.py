@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import re
 import threading
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db.models import Q, QuerySet
 from django.db.transaction import TransactionManagementError
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.firing import plan, run
+from django_delayq.firing.handler import set_checkpoint_hook
+from django_delayq.ledger import outbox
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, state
-from tests.integration.firing.handlers import Declare, Handler, Log, both, execute, write
-from tests.integration.firing.rows import FIRED, PENDING, logged, tried, written
+from tests.e2e.races.sessions import needs_row_locks
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, locking, state, work_of
+from tests.integration.firing.handlers import Declare, Handler, Log, Patch, both, execute, raising, write
+from tests.integration.firing.rows import FIRED, PENDING, hearing, logged, tried, written
 from tests.testapp.models import Customer, Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -38,17 +47,12 @@ def continue_after_a_rollback(obj: Order, timeout: Timeout) -> None:
         Order.objects.count()
 
 
-ROLLBACKS: list[Any] = ["ROLLBACK"]
-if connection.vendor == "postgresql":
-    from psycopg.sql import SQL
-
-    ROLLBACKS += ["ABORT", SQL("{}").format(SQL("ROLLBACK"))]
 BREAKING: dict[str, Handler] = {
     "an error is swallowed": swallow_integrity_error,
     "it is marked": lambda *_: transaction.set_rollback(True),
     "its connection is closed": both(write, lambda *_: connection.close()),
     "it continues after a rollback": continue_after_a_rollback,
-    **{str(sql): both(write, lambda *_, sql=sql: execute(sql)) for sql in ROLLBACKS},
+    "it is rolled back": both(write, lambda *_: execute("ROLLBACK")),
 }
 
 
@@ -93,18 +97,14 @@ def test_a_callback_on_commit_that_raises_undoes_nothing(order: Order, declare: 
 # Transactions by hand: one that would end before the handler is refused, one outside is undone unless it was ended
 
 
-COMMITS = ["COMMIT", "begin", "/* the\nend */ COMMIT"]
-DDL = ["CREATE TABLE delayq_new (id int)", "set @@session.autocommit = ON", "FLUSH STATUS"]
+COMMITS = ["COMMIT", "begin"]
+DDL = [] if connection.features.can_rollback_ddl else ["CREATE TABLE delayq_new (id int)"]
 
 
 @pytest.mark.parametrize("sql", [*COMMITS, *DDL])
 @pytest.mark.parametrize("mode", ["alone", "batch"])
-def test_a_statement_that_would_commit_too_early_is_refused(
-    orders: list[Order], declare: Declare, sql: str, mode: str
-) -> None:
+def test_a_statement_that_commits_is_refused(orders: list[Order], declare: Declare, sql: str, mode: str) -> None:
     """The timeouts would be fired for good, although the handler fails after that. See `effects_of` for all of them."""
-    if sql in DDL and connection.features.can_rollback_ddl:
-        pytest.skip("this database can roll DDL back")
 
     def handler(*_: Any) -> None:
         Effect.objects.create(what="half")
@@ -118,43 +118,6 @@ def test_a_statement_that_would_commit_too_early_is_refused(
     assert rows[0].errors[0]["error"] == "BrokenTransaction"
     assert "atomic=False" in rows[0].errors[0]["message"]
     assert not Effect.objects.exists()
-
-
-ALLOWED = ["CREATE TEMPORARY TABLE delayq_new (id int)"]
-if connection.vendor == "mysql":
-    ALLOWED += ["DROP TEMPORARY TABLE IF EXISTS delayq_new", "SET @password = 'autocommit'"]
-    ALLOWED += ["SET STATEMENT max_statement_time = 100 FOR UPDATE testapp_effect SET what = 'password, autocommit'"]
-
-
-@pytest.mark.parametrize("sql", ALLOWED)
-def test_a_statement_that_commits_nothing_is_none_of_them(order: Order, declare: Declare, sql: str) -> None:
-    row = due(order, declare(Order, lambda obj, timeout: execute(sql), name="executes"))
-    fire(row)
-    assert state(row) == FIRED
-    execute("DROP TABLE IF EXISTS delayq_new")
-
-
-BY_HAND = {
-    "ended": (["BEGIN", "{write}", "COMMIT"], True),
-    "left open": (["BEGIN", "{write}"], False),
-    "left open behind a savepoint": (["BEGIN", "{write}", "SAVEPOINT a", "ROLLBACK TO SAVEPOINT a"], False),
-}
-if connection.vendor == "mysql":
-    BY_HAND["XA, ended"] = (["XA START 'a'", "{write}", "XA END 'a'", "XA COMMIT 'a' ONE PHASE"], True)
-
-
-@pytest.mark.parametrize("left", BY_HAND)
-def test_a_transaction_by_hand_is_undone_unless_it_was_ended(order: Order, declare: Declare, left: str) -> None:
-    statements, is_kept = BY_HAND[left]
-
-    def handler(*_: Any) -> None:
-        write = f"UPDATE testapp_order SET status = 'done' WHERE id = {order.pk}"
-        for statement in statements:
-            execute(statement.format(write=write))
-
-    row = due(order, declare(Order, handler, name="by_hand", atomic=False, retry=HOURLY))
-    assert bool(fire(row).fired) == is_kept
-    assert Order.objects.get(pk=row.object_id).status == ("done" if is_kept else "unpaid")
 
 
 # Async handlers run in the firing's own thread and connection, so that its transaction spans them
@@ -193,21 +156,13 @@ def test_async_handlers_run_in_each_mode_and_are_undone(orders: list[Order], dec
         await one(obj, timeout)
         raise asyncio.CancelledError
 
-    class Sender:
-        async def __call__(self, obj: Order, timeout: Timeout) -> None:
-            await Effect.objects.acreate(what="outside", object_id=obj.pk)
-
-    policies = [
-        declare(Order, one, name="async_group", together=10),
-        declare(Order, many, name="async_batch", batch=10),
-        declare(Order, functools.partial(one), name="async_partial"),
-        declare(Order, Sender(), name="async_outside", atomic=False),
-        declare(Order, cancelled, name="async_fails", retry=dq.Retry.never()),
-    ]
-    for policy in policies:
+    for number, (handler, options) in enumerate(
+        [(one, {"together": 10}), (many, {"batch": 10}), (one, {"atomic": False}), (cancelled, {})]
+    ):
+        policy = declare(Order, handler, name=f"async_{number}", retry=dq.Retry.never(), **options)
         fire(*[due(order, policy) for order in orders])
-    assert Counter(Effect.objects.values_list("what", flat=True)) == {"one": 10, "5": 1, "outside": 5}
-    assert Counter(Timeout.objects.values_list("state", flat=True)) == {"fired": 20, "dead": 5}
+    assert Counter(Effect.objects.values_list("what", flat=True)) == {"one": 10, "5": 1}
+    assert Counter(Timeout.objects.values_list("state", flat=True)) == {"fired": 15, "dead": 5}
 
 
 def test_a_task_that_is_not_awaited_is_named(order: Order, declare: Declare, caplog: Log) -> None:
@@ -221,3 +176,149 @@ def test_a_task_that_is_not_awaited_is_named(order: Order, declare: Declare, cap
     [record] = logged(caplog, "tasks_unfinished")
     assert "testapp.order.forgets has returned before 1 task" in record.getMessage()
     assert kept[0].cancelled()
+
+
+IN_ONE_TRANSACTION = pytest.mark.parametrize("option", ["batch", "together"])
+checks_at_commit = pytest.mark.skipif(connection.vendor == "mysql", reason="InnoDB checks foreign keys at once")
+
+
+def ids_of(timeouts: Any) -> list[int]:
+    """Return the keys of the objects for which a handler was called."""
+    return [int(row.object_id) for row in (timeouts if isinstance(timeouts, list) else [timeouts])]
+
+
+def test_together_they_take_one_lock_one_mark_and_one_commit(orders: list[Order], declare: Declare) -> None:
+    ran: list[int] = []
+    policy = declare(Order, lambda order, _: ran.append(order.pk), name="shared", when=Q(status="unpaid"), together=20)
+    rows = [due(order, policy) for order in reversed(orders)]
+    work = work_of(*rows)
+    with CaptureQueriesContext(connection) as queries:
+        assert run(work, "default").fired == tuple(row.pk for row in rows)
+    assert ran == [order.pk for order in reversed(orders)], "in due order"
+    # MariaDB marks without waiting for a gap that others hold: SET STATEMENT ... FOR UPDATE ...
+    words = [re.sub(r"^SET STATEMENT .*? FOR (?=UPDATE)", "", query["sql"]) for query in queries.captured_queries]
+    ours = [sql for sql in words if sql.startswith(("SELECT", "UPDATE", "WITH")) and "id = -1" not in sql]
+    at_once = can_mark_at_once(policy, "default")
+    assert [sql.split()[0] for sql in ours] == (["WITH"] if at_once else ["SELECT", "SELECT", "UPDATE"])
+    assert (words.count("COMMIT"), any("SAVEPOINT" in sql for sql in words)) == (1, False)
+    assert {state(row) for row in rows} == {FIRED}
+
+
+def test_a_batch_gets_a_queryset_of_locked_objects_and_their_timeouts_in_the_same_order(declare: Declare) -> None:
+    calls: list[list[int]] = []
+
+    def handler(queryset: QuerySet[Order], timeouts: list[Timeout]) -> None:
+        calls.append([obj.pk for obj in queryset])
+        assert ids_of(timeouts) == calls[-1]
+        assert ({timeout.state for timeout in timeouts}, queryset.db) == ({"fired"}, "default")
+        queryset.update(status="closed")
+
+    policy = declare(Order, handler, name="closes", batch=3, when=Q(status="unpaid"))
+    orders = [Order.objects.create() for _ in range(5)]
+    rows = [due(order, policy) for order in reversed(orders)]
+    paid = due(Order.objects.create(status="paid"), policy)
+    works, _ = plan({row.pk: 1 for row in [*rows, paid]}, "default")
+    assert [len(work.ids) for work in works] == [3, 3]
+    fire(*rows, paid)
+    assert calls == [[order.pk for order in orders[2:]], [order.pk for order in orders[:2]]]
+    assert {state(row) for row in rows} == {FIRED}
+    assert state(paid) == ("skipped", "condition")
+    assert Order.objects.filter(status="closed").count() == 5
+
+
+WAYS: dict[str, tuple[Handler, tuple[str, int]]] = {
+    "an error": (raising(ValueError("no")), ("pending", 1)),
+    "a skip": (raising(dq.Skip("no")), ("skipped", 1)),
+    "a snooze": (raising(dq.Snooze(minutes=5)), ("pending", 0)),
+    "giving up": (raising(dq.GiveUp("no")), ("dead", 1)),
+    "an exit": (raising(SystemExit()), ("pending", 1)),
+    "a broken transaction": (lambda *_: transaction.set_rollback(True), ("pending", 1)),
+    "a commit that fails": (lambda *_: Order.objects.update(customer_id=987654), ("pending", 1)),
+}
+
+
+@IN_ONE_TRANSACTION
+@pytest.mark.parametrize("way", WAYS)
+def test_one_that_fails_affects_no_other(orders: list[Order], declare: Declare, way: str, option: Any) -> None:
+    (act, expected), sizes, called = WAYS[way], list[int](), list[int]()
+
+    def handler(target: Any, timeouts: Any) -> None:
+        ids = ids_of(timeouts)
+        sizes.append(len(ids))
+        write(target, timeouts)
+        transaction.on_commit(lambda: called.extend(ids))
+        if orders[2].pk in ids:
+            act(target, timeouts)
+
+    policy = declare(Order, handler, name="one_fails", retry=dq.Retry([60]), **{option: 20})
+    rows = [due(order, policy) for order in orders]
+    with hearing(dq.timeout_fired) as heard:
+        fire(*rows)
+    bad = rows.pop(2)
+    assert {tried(row) for row in rows} == {(FIRED, 1)}
+    assert (state(bad)[0], bad.attempts) == expected
+    assert written() == [row.object_id for row in rows] == [str(pk) for pk in called]
+    assert [pk for _, pk in heard] == [row.pk for row in rows]
+    assert option == "together" or sizes == [5, *[1] * 5], "then each is alone"
+
+
+@checks_at_commit
+def test_a_commit_that_failed_takes_its_changes_for_redis_along(
+    orders: list[Order], declare: Declare, monkeypatch: Patch, redis_client: Any
+) -> None:
+    """A cancel that was rolled back would remove the entry of a pending timeout, which would then fire late."""
+    waits, also = (dq.schedule_timeout(order, "remind", seconds=30) for order in orders[3:])
+    sent: list[int] = []
+    monkeypatch.setattr(outbox, "_send", lambda changes, using: sent.extend(change.id for change in changes))
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if obj.pk == orders[0].pk:
+            dq.cancel_timeout(orders[3], "remind")
+            obj.customer_id = 987654
+            obj.save()
+        else:
+            dq.cancel_timeout(orders[4], "remind")
+
+    policy = declare(Order, handler, name="at_commit", retry=dq.Retry([60]))
+    works = [work_of(due(order, policy)) for order in orders[:2]]
+    failed = run(works[0], "default")  # a thread keeps a report until it has the next one
+    run(works[1], "default")
+    assert failed.errors
+    assert (state(waits)[0], state(also)[0]) == ("pending", "cancelled")
+    assert also.pk in sent
+    assert waits.pk not in sent
+
+
+@IN_ONE_TRANSACTION
+@needs_row_locks
+def test_a_locked_object_keeps_no_other_from_firing(orders: list[Order], declare: Declare, option: Any) -> None:
+    policy = declare(Order, name="partly", **{option: 20})
+    rows = [due(order, policy) for order in orders]
+    with locking(orders[0]):
+        report = fire(*rows)
+    assert (list(report.again), set(report.fired)) == ([rows[0].pk], {row.pk for row in rows[1:]})
+
+
+@IN_ONE_TRANSACTION
+def test_what_handlers_change_arms_and_cancels_other_policies_in_the_transaction(declare: Declare, option: Any) -> None:
+    def handler(target: Any, timeouts: Any) -> None:
+        if option == "batch":
+            target.update(status="done", paid_at=timezone.now())
+            return
+        target.status, target.paid_at = "done", timezone.now()
+        target.save()
+
+    armed = declare(Order, name="armed", when=Q(status="done"), since="paid_at", after=timedelta(days=1))
+    policy = declare(Order, handler, name="arms", **{option: 20})
+    orders = [Order.objects.create(created_at=timezone.now()) for _ in range(3)]
+    rows, steps, pending = [due(order, policy) for order in orders], list[str](), list[int]()
+
+    def look(step: str) -> None:
+        steps.append(step)
+        pending.append(Timeout.objects.pending().count()) if step == "handled" else None
+
+    set_checkpoint_hook(look)
+    fire(*rows)
+    assert (steps.count("begun"), pending[-1]) == (1, 3), "armed and cancelled before the commit"
+    assert Timeout.objects.pending().of_labels([armed.label]).count() == 3
+    assert Timeout.objects.filter(policy="testapp.order.cancel_unpaid", state="cancelled").count() == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,10 @@ from django_delayq.contrib.prometheus import Gauges
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.redis_clients import forget_engine
+from django_delayq.testing import fire_due
 from tests.docs.pages import ROOT, code, read
 from tests.integration.commands.conftest import a_worker
-from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 TABLE = list(read(ROOT / "docs" / "monitoring.md").table("what burns", "doctor"))
 HOURS = timedelta(hours=2)
-
-
-def run_worker(until: Callable[[], bool], what: str) -> None:
-    worker = RunningWorker(concurrency=1)
-    try:
-        wait_until(until, what)
-    finally:
-        worker.stop()
 
 
 def _refuse(order: Any, timeout: Any) -> None:
@@ -59,7 +51,7 @@ class Burning:
 
     def a_brake_has_stopped_a_policy(self) -> None:
         due_orders(self.declare(Order, name="braked", brake=Brake(1, per=timedelta(minutes=10))), 5)
-        run_worker(lambda: "policy_paused" in self.events(), "the brake stops it")
+        fire_due(raises=False)
         a_worker()
 
     def a_policy_is_stopped_without_an_end_and_its_timeouts_wait(self) -> None:
@@ -70,12 +62,11 @@ class Burning:
         self.settings.DELAYQ = {**self.settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
         forget_engine()
         due_orders("remind")
-        run_worker(lambda: Timeout.objects.get().state == "fired", "it fires without Redis")
         a_worker()
 
     def handlers_fail(self) -> None:
         due_orders(self.declare(Order, _refuse, name="failing", retry=dq.Retry([0, 0, 3600])))
-        run_worker(lambda: Timeout.objects.get().attempts == 3, "three attempts have failed")
+        fire_due(raises=False)
         a_worker()
 
     def timeouts_are_overdue(self) -> None:
@@ -86,7 +77,7 @@ class Burning:
 
     def timeouts_are_dead(self) -> None:
         due_orders(self.declare(Order, _refuse, name="hopeless", retry=dq.Retry([])))
-        run_worker(lambda: Timeout.objects.get().state == "dead", "its only attempt has failed")
+        fire_due(raises=False)
         a_worker()
 
     def no_worker_is_running(self) -> None:

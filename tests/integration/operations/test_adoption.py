@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +12,18 @@ from django.utils import timezone
 from django_delayq import DelayqError, before_deadline
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import WrongInstallation
-from django_delayq.models import Installation, PolicySync, Timeout, WorkerSeen
+from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.operations import Adoption, adopt, retry
-from django_delayq.redis_clients import get_engine, get_worker_engine, key_prefix
 from django_delayq.worker import Worker
-from tests.integration.commands.conftest import Do, do, typing  # noqa: F401 - fixtures
+from tests.integration.commands.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.operations.conftest import BY, as_if, contents, dead, die, many, pending, said
-from tests.integration.operations.names import HOUR, UNPAID, PagesOf
+from tests.integration.operations.names import PagesOf
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
-    import redis
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
-each_option = pytest.mark.parametrize("option", ["cancel", "keep"])
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +48,7 @@ def keys() -> dict[int, str]:
     return dict(Timeout.objects.values_list("pk", "idempotency_key"))
 
 
-@each_option
+@pytest.mark.parametrize("option", ["cancel", "keep"])
 def test_pending_and_firing_rows_are_cancelled_or_get_new_keys_and_workers_start(order: Order, option: Any) -> None:
     row, firing = pending(order, seconds=0), as_if(pending(Order.objects.create(), "send_outside"), "firing")
     fired, died = as_if(pending(Order.objects.create()), "fired", "due"), dead(Order.objects.create())
@@ -82,35 +78,23 @@ def test_pending_rows_need_a_decision(order: Order) -> None:
     before = contents()
     with pytest.raises(DelayqError, match="has 1 pending timeout: give --cancel-pending or --keep-pending"):
         adopt(by=BY)
-    with pytest.raises(ValueError, match="not 'drop'"):
-        adopt(by=BY, pending="drop")  # type: ignore[arg-type]
     assert contents() == before and owner() == "production"
     as_if(Timeout.objects.get(), "fired", "due")
     assert adopt(by=BY) == Adoption("production", "staging")
 
 
-def test_heartbeats_and_claims_of_the_copied_workers_are_removed() -> None:
-    seen(3600)
-    PolicySync.objects.create(policy=UNPAID, claimed_until=timezone.now() + HOUR)
-    adopt(by=BY)
-    assert not WorkerSeen.objects.exists()
-    assert PolicySync.objects.get().claimed_until is None
-
-
-@each_option
-def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(option: Any, pages_of: PagesOf) -> None:
+def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(pages_of: PagesOf) -> None:
     pages_of(4)
     many(10)
     before = keys()
     with pytest.raises(KeyboardInterrupt):
-        adopt(by=BY, pending=option, progress=die)
+        adopt(by=BY, pending="keep", progress=die)
     assert owner() == "production"
     with pytest.raises(WrongInstallation):
         Worker(burst=True).run()
-    adopt(by=BY, pending=option)
+    adopt(by=BY, pending="keep")
     assert owner() == "staging"
-    assert Timeout.objects.filter(state="cancelled").count() == (10 if option == "cancel" else 0)
-    assert option == "cancel" or not set(keys().values()) & set(before.values())
+    assert not set(keys().values()) & set(before.values())
 
 
 def test_ones_own_ledger_is_left_alone_and_without_a_name_nothing_is_adopted(order: Order, settings: Settings) -> None:
@@ -124,49 +108,20 @@ def test_ones_own_ledger_is_left_alone_and_without_a_name_nothing_is_adopted(ord
     assert contents() == before
 
 
-def test_redis_keeps_entries_of_the_other_one(order: Order, redis_client: redis.Redis, settings: Settings) -> None:
-    """Both ledgers have a row with this id; the entry belongs to production."""
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "production"}
-    row = pending(order, seconds=30)
-    entries = f"{key_prefix('default')}:{{default.0}}:l:{row.policy}"
-    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging"}
-    for _ in range(2):
-        assert redis_client.zrange(entries, 0, -1) == [str(row.pk).encode()]
-        adopt(by=BY, pending="cancel")
-
-
-@pytest.mark.parametrize("address", ["redis://127.0.0.1:1/0", None])
-def test_the_ledger_is_adopted_without_a_redis_that_answers(
-    settings: Settings, order: Order, address: str | None
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": address}
-    if address is None:
-        assert get_engine("default") is None and get_worker_engine("default") is None
-    pending(order)
-    assert adopt(by=BY, pending="cancel") == Adoption("production", "staging", cancelled=1)
-
-
-@each_option
-def test_the_command_does_it_and_asks_for_many(
-    do: Do,  # noqa: F811
-    typing: Callable[[str | None], None],  # noqa: F811
-    option: str,
-) -> None:
+def test_the_command_does_it_and_asks_for_many(do: Do, typing: Types) -> None:  # noqa: F811
     many(11)
     with pytest.raises(CommandError, match="--cancel-pending or --keep-pending"):
         do("delayq_adopt")
     with pytest.raises(CommandError, match="not allowed with"):
         call_command("delayq_adopt", "--cancel-pending", "--keep-pending")
-    with pytest.raises(CommandError, match=f"{option} 11 timeouts. Without a terminal"):
-        do("delayq_adopt", f"--{option}-pending")
+    with pytest.raises(CommandError, match="keep 11 timeouts. Without a terminal"):
+        do("delayq_adopt", "--keep-pending")
     assert owner() == "production"
     typing("y\n")
-    output = do("delayq_adopt", f"--{option}-pending", "--reason", "a dump").out
-    counts = {"cancel": (11, 0), "keep": (0, 11)}[option]
-    words = "staging adopted the database of production: {} timeouts cancelled, {} idempotency keys renewed"
-    assert words.format(*counts) in output
+    output = do("delayq_adopt", "--keep-pending", "--reason", "a dump").out
+    assert "staging adopted the database of production: 0 timeouts cancelled, 11 idempotency keys renewed" in output
     assert Timeout.objects.order_by("pk")[0].history[-1]["by"].startswith("cli:")
-    assert "already: no timeout was changed" in do("delayq_adopt", f"--{option}-pending").out
+    assert "already: no timeout was changed" in do("delayq_adopt", "--keep-pending").out
 
 
 def test_the_command_is_refused_while_workers_use_the_database(do: Do, order: Order) -> None:  # noqa: F811

@@ -18,7 +18,7 @@ from django_delayq import Limits, Rate, Retry, operations
 from django_delayq.admin import render
 from django_delayq.arming.sync import sync_policy
 from django_delayq.contrib.webhooks.models import Delivery
-from django_delayq.models import PolicyChange, Timeout, slot_of
+from django_delayq.models import Timeout, slot_of
 from django_delayq.operations import Refusal, related_timeouts
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, many, said
@@ -26,7 +26,7 @@ from tests.integration.operations.names import HOUR, Declare, PagesOf
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker
 from tests.testapp.market import Channel, Merchant, Purchase
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,35 +34,25 @@ SECRET = "jane@example.com"
 PERSONAL = {"payload", "reason", "history", "key", "share"}
 """The columns that are emptied."""
 IMPERSONAL = {
-    **dict.fromkeys(
-        ("policy", "queue", "state", "cause", "step", "steps_over"), "named by the project and by the library"
-    ),
-    "object_id": "without it the row would belong to nothing; its object is another table's",
-    "trace": "the id of a trace",
-    "stops": "when its clock was stopped",
-    "terms": "values of numbers, durations and time zones by which the deadline was computed",
-    **dict.fromkeys(("slot", "idempotency_key"), "a digest, and a random number"),
+    *("policy", "queue", "state", "cause", "step", "steps_over"),  # named by the project and by the library
+    *("object_id", "slot", "idempotency_key"),  # without it the row would belong to nothing; a digest; a random number
+    *("trace", "stops", "terms"),  # the id of a trace, and how the deadline is computed
 }
 
 
 def failing(order: Order, timeout: Timeout) -> None:
-    raise ValueError(f"{SECRET} bounced")
+    raise ValueError(f"{timeout.key} bounced")
 
 
-def rich(declare: Declare, **policy: Any) -> Timeout:
+def rich(declare: Declare) -> Timeout:
     """Return a dead row that has the secret wherever a row may have one."""
-    bounce = declare(Order, failing, name="bounce", retry=Retry([0]), **policy)
+    bounce = declare(Order, failing, name="bounce", retry=Retry([0]))
     order = Order.objects.create()
     row = dq.schedule_timeout(
         order, bounce, hours=1, key=f"mail:{SECRET}", payload={"to": [SECRET]}, reason=f"for {SECRET}"
     )
-    operations.postpone(row, by=BY, reason=f"{SECRET} called", minutes=5)
     operations.fire_now(row, by=BY, reason=f"{SECRET} called again")
     fire_due(raises=False)
-    row.refresh_from_db()
-    operations.retry(row, by=BY, reason=f"{SECRET} waits")
-    fire_due(raises=False)
-    row.refresh_from_db()
     Timeout.objects.filter(pk=row.pk).update(share=SECRET)
     row.refresh_from_db()
     assert row.state == "dead"
@@ -78,7 +68,7 @@ def everything(row: Timeout) -> str:
 
 def test_nothing_personal_is_left_and_the_row_stays_also_when_it_is_dumped_and_loaded(declare: Declare) -> None:
     row = rich(declare)
-    assert everything(row).count(SECRET) > 10
+    assert everything(row).count(SECRET) > 5
     before = {event["at"]: event["what"] for event in row.history}
     result = operations.erase(row, by=BY, reason="request 4711")
     erased = Timeout.objects.get(pk=row.pk)
@@ -103,7 +93,7 @@ def test_nothing_personal_is_left_and_the_row_stays_also_when_it_is_dumped_and_l
 def test_every_column_of_text_is_emptied_or_known_to_be_impersonal() -> None:
     texts = (CharField, TextField, JSONField)
     columns = {field.name for field in Timeout._meta.concrete_fields if isinstance(field, texts)}
-    assert columns | {"slot", "idempotency_key"} == PERSONAL | IMPERSONAL.keys()
+    assert columns | {"slot", "idempotency_key"} == PERSONAL | IMPERSONAL
 
 
 def everywhere() -> list[str]:
@@ -121,11 +111,7 @@ def test_no_table_has_the_person_afterwards_and_no_stored_answer(
     endpoint = {"url": "http://127.0.0.1:1/", "secret": "whsec_" + "MfKQ" * 8, "events": ["dead"], "payload": True}
     settings.DELAYQ_WEBHOOKS = {"billing": endpoint}
     limits = Limits(rate=Rate(60, per=HOUR, by="note"))
-
-    def bounce(order: Order, timeout: Timeout) -> None:
-        raise ValueError(f"{timeout.key} bounced")
-
-    policy = declare(Order, bounce, name="bounce", retry=Retry.never(), limits=limits)
+    policy = declare(Order, failing, name="bounce", retry=Retry.never(), limits=limits)
     client = APIClient()
     client.force_login(admin_user)
 
@@ -169,11 +155,7 @@ def test_an_erased_timeout_is_neither_retried_nor_repeated(declare: Declare) -> 
 
 def test_a_round_that_was_erased_stays_closed(declare: Declare) -> None:
     """Also the one of a key, which does not close the round without a key."""
-
-    def send(order: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what="mail", object_id=order.pk)
-
-    policy = declare(Order, send, name="mail", after=HOUR, since="created_at", when=Q(status="waiting"))
+    policy = declare(Order, lambda *_: None, name="mail", after=HOUR, since="created_at", when=Q(status="waiting"))
     order = Order.objects.create(status="waiting", created_at=timezone.now() - 2 * HOUR)
     keyed = dq.schedule_timeout(order, policy, minutes=0, key=SECRET)
     assert fire_due() == 2
@@ -191,42 +173,20 @@ def test_a_round_that_was_erased_stays_closed(declare: Declare) -> None:
     assert dq.pending_timeouts(other).count() == 1, "the round without a key was open"
 
 
-@pytest.fixture
-def owned(declare: Declare) -> tuple[str, list[Timeout]]:
-    """A merchant, and timeouts of its purchases: one pending, one settled. Another merchant has two more."""
-    declare(Purchase, name="chase_owner", owner="channel__merchant")
-    rows = []
-    for name in ("ada", "bob"):
-        merchant = Merchant.objects.create(name=name)
-        for state in ("pending", "fired"):
-            purchase = Purchase.objects.create(channel=Channel.objects.create(merchant=merchant))
-            row = dq.schedule_timeout(purchase, "chase_owner", hours=1, payload={"name": name}, key=name)
-            rows.append(as_if(row, state, "due") if state == "fired" else row)
-    return f"testapp.merchant:{Merchant.objects.get(name='ada').pk}", rows[:2]
-
-
-def test_the_timeouts_of_one_owner_are_erased_by_command_and_what_is_pending_is_reported(
-    owned: tuple[str, list[Timeout]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    reference, (waiting, fired) = owned
-    call_command("delayq_erase", "--related", reference, "--state", "fired", "--dry-run")
-    assert capsys.readouterr().out.startswith("1 erased. 1 timeout will change. The first: ")
-    with pytest.raises(CommandError, match=rf"1 left unchanged: not settled yet \({waiting.pk}\)"):
-        call_command("delayq_erase", "--related", reference, "--reason", "request 4711", "--yes")
-    assert capsys.readouterr().out == "1 erased\n"
-    payloads = dict(Timeout.objects.values_list("pk", "payload"))
-    assert payloads.pop(fired.pk) is None
-    assert sorted(each["name"] for each in payloads.values()) == ["ada", "bob", "bob"]
-    assert not PolicyChange.objects.exists()
-
-
-def test_all_about_an_owner_is_exported(owned: tuple[str, list[Timeout]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_about_an_owner_is_exported(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:
     def told(*options: str) -> Any:
         call_command("delayq_export", *options)
         return capsys.readouterr().out
 
-    reference, rows = owned
-    merchant = Merchant.objects.get(name="ada")
+    declare(Purchase, name="chase_owner", owner="channel__merchant")
+    rows = []
+    for name in ("bob", "ada"):
+        channel = Channel.objects.create(merchant=Merchant.objects.create(name=name))
+        for _ in range(2):
+            purchase = Purchase.objects.create(channel=channel)
+            rows.append(dq.schedule_timeout(purchase, "chase_owner", hours=1, payload={"name": name}, key=name))
+    merchant, rows = Merchant.objects.get(name="ada"), [rows[2], as_if(rows[3], "fired", "due")]
+    reference = f"testapp.merchant:{merchant.pk}"
     assert list(related_timeouts(merchant)) == rows[:1], "those that wait, unless settled ones are wanted"
     found = list(operations.export(related_timeouts(merchant, settled=True)))
     assert found == json.loads(json.dumps(found))
@@ -234,9 +194,8 @@ def test_all_about_an_owner_is_exported(owned: tuple[str, list[Timeout]], capsys
     columns = {field.attname for field in Timeout._meta.concrete_fields}
     assert found[0].keys() == columns - {"content_type_id"} | {"model"}
     for each, row in zip(found, rows, strict=True):
-        row.refresh_from_db()
-        assert (each["payload"], each["history"], each["key"]) == ({"name": "ada"}, row.history, "ada")
-        assert (each["model"], each["due_at"]) == ("testapp.purchase", row.due_at.isoformat())
+        assert (each["payload"], each["key"], each["model"]) == ({"name": "ada"}, "ada", "testapp.purchase")
+        assert each["due_at"] == row.due_at.isoformat()
     assert [json.loads(line) for line in told("--related", reference).splitlines()] == found
     assert json.loads(told("--related", reference, "--json")) == found
     assert json.loads(told("--related", reference, "--state", "fired"))["state"] == "fired"

@@ -1,9 +1,10 @@
-"""Pause, hold, resume: what fires, what moves, and by how much. A worker resumes a hold that has an end, once."""
+"""Pause, hold, resume, and guard rails: what is in force, what fires, what moves, and by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,32 +12,38 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import (
+    Brake,
     InvalidDelay,
+    Late,
+    Retry,
+    UnknownPolicy,
     clock,
     explain_timeout,
-    reschedule_timeout,
+    get_policy,
+    operations,
 )
 from django_delayq.firing import plan, run
+from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import controls
+from django_delayq.ledger.controls import PolicyState, policy_state, policy_states, stop_cache
+from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations import (
-    change_delay,
-    continue_moves,
-    hold,
-    pause,
-    resume,
-)
 from django_delayq.operations import changes as policy_changes
+from django_delayq.operations import continue_moves, hold, pause, resume
 from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.operations.policies import end_holds, outlasts
-from django_delayq.worker import Worker
+from django_delayq.worker.lines import Lines
+from django_delayq.worker.servers import ClockSkew
+from django_delayq.worker.sources.ledger import LedgerSource
+from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
+from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY, changes, held_for, many, pending, running, said, state_of, stops
-from tests.integration.operations.names import DAY, HOUR, LINGER, MINUTE, REMIND, UNPAID, Declare
+from tests.integration.operations.names import DAY, HOUR, LINGER, MINUTE, REMIND, Declare
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
-from tests.testapp.models import Order
+from tests.testapp.models import Effect, Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_pace")]
 
 
 def planned(*rows: Timeout) -> list[int]:
@@ -91,36 +98,18 @@ def test_a_pause_ends_after_its_beginning_by_the_clock_of_the_database(monkeypat
     assert pause(REMIND, by=BY, until=now - HOUR / 2) is not None
 
 
-def test_pausing_again_keeps_the_end_and_the_reason_unless_given() -> None:
+@pytest.mark.parametrize("stop", [pause, hold])
+def test_stopping_again_keeps_the_beginning_and_what_is_not_given(stop: Callable[..., Any]) -> None:
     until = timezone.now() + HOUR
-    pause(REMIND, by=BY, reason="outage", until=until)
+    stop(REMIND, by=BY, reason="outage", until=until)
     began = state_of().stopped_at
-    assert pause(REMIND, by="rest:bob") is None, "nothing changed"
-    assert pause(REMIND, by="rest:bob", reason="outage", until=until) is None
-    assert changes() == [("paused", BY, "outage")]
+    assert stop(REMIND, by="rest:bob") is stop(REMIND, by="rest:bob", reason="outage", until=until) is None
+    assert len(changes()) == 1
     assert (state_of().until, state_of().reason, state_of().by) == (until, "outage", BY)
-    change = pause(REMIND, by="rest:bob", reason="a longer outage")
-    assert change is not None
-    assert change.details == {
-        "until": until.isoformat(), "was": "paused", "since": began and began.isoformat(),
-        "was_until": until.isoformat(), "was_reason": "outage",
-    }  # fmt: skip
+    assert stop(REMIND, by="rest:bob", reason="a longer outage") is not None
     assert (state_of().until, state_of().reason, state_of().by) == (until, "a longer outage", "rest:bob")
-    pause(REMIND, by=BY, until=until + HOUR)
-    assert (state_of().until, state_of().reason, state_of().by) == (until + HOUR, "a longer outage", BY)
-    pause(REMIND, by=BY, until=None)
-    assert (state_of().until, state_of().reason) == (None, "a longer outage")
-    assert state_of().stopped_at == began
-    with clock.set_to(timezone.now() + HOUR):
-        pause(REMIND, by=BY, until=timezone.now() + 2 * HOUR)
-    with clock.set_to(timezone.now() + 3 * HOUR):  # that one is over, and the next one does not continue it
-        assert pause(REMIND, by="rest:bob") is not None
-        assert (state_of().until, state_of().reason, state_of().by) == (None, "", "rest:bob")
-    change_delay(UNPAID, HOUR, by="rest:bob", reason="holidays")
-    pause(UNPAID, by=BY, reason="outage")
-    change_delay(UNPAID, 2 * HOUR, by="rest:bob", reason="holidays")
-    found = state_of(UNPAID)
-    assert (found.by, found.reason, found.after) == (BY, "outage", 2 * HOUR), "another delay leaves it its name"
+    stop(REMIND, by=BY, until=None)
+    assert (state_of().until, state_of().reason, state_of().stopped_at) == (None, "a longer outage", began)
 
 
 def test_a_pause_becomes_a_hold_that_begins_now(order: Order) -> None:
@@ -138,42 +127,7 @@ def test_a_pause_becomes_a_hold_that_begins_now(order: Order) -> None:
     assert row.due_at - before < 2 * MINUTE, "deadlines move by the hold, not by the pause before it"
 
 
-@pytest.mark.parametrize("offset", ["", "+00:00"], ids=["naive", "aware"])
-def test_times_in_histories_are_read_whatever_use_tz_was_when_they_were_written(order: Order, offset: str) -> None:
-    row = reschedule_timeout(pending(order), hours=2)
-    assert row is not None
-    hold(REMIND, by=BY)
-    row.refresh_from_db()
-    row.history[-1]["at"] = f"2020-01-01T12:00:00{offset}"
-    row.save(update_fields=["history"])
-    held_for(HOUR)
-    assert resume(REMIND, by=BY) is not None
-    row.refresh_from_db()
-    assert [event["what"] for event in row.history] == ["rescheduled", "hold_ended"]
-    assert str(explain_timeout(order, REMIND)).count("2020-01-01") == 1
-
-
-def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
-    """`resume`, by a process that dies after so many pages; so the page on which it dies is undone."""
-    real, moved = policy_changes._move_rows, []
-
-    def move(*arguments: Any) -> int:
-        count = real(*arguments)
-        moved.append(count)
-        if len(moved) > pages:
-            raise KeyboardInterrupt
-        return count
-
-    with monkeypatch.context() as patched:
-        patched.setattr(policy_changes, "_move_rows", move)
-        with pytest.raises(KeyboardInterrupt):
-            resume(REMIND, by=BY, reason="over")
-
-
-@pytest.mark.parametrize(
-    ("pages", "who"),
-    [(0, "a worker"), (1, "the operator"), (1, "a worker"), (2, "a worker after the clock was set back")],
-)
+@pytest.mark.parametrize(("pages", "who"), [(0, "a worker"), (1, "the operator"), (2, "a worker")])
 def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch, pages: int, who: str) -> None:
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     rows = many(6)
@@ -181,14 +135,23 @@ def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Mon
     hold(REMIND, by=BY)
     held_for(2 * HOUR)
     before = {row.pk: row.due_at for row in rows}
-    release_that_dies(monkeypatch, pages)
+    real, moved = policy_changes._move_rows, []
+
+    def move(*arguments: Any) -> int:
+        moved.append(real(*arguments))
+        if len(moved) > pages:
+            raise KeyboardInterrupt  # the page on which it dies is undone
+        return moved[-1]
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(policy_changes, "_move_rows", move)
+        resume(REMIND, by=BY, reason="over")
     assert state_of().stop == "releasing"
     assert stops() == {REMIND}
     assert [row.due_at == before[row.pk] for row in Timeout.objects.order_by("pk")].count(False) == 2 * pages
     if who != "the operator":
         assert continue_moves("default", left_alone=ABANDONED_AFTER) == 0
-        touched_at = timezone.now() + (-2 * ABANDONED_AFTER if who == "a worker" else HOUR)
-        PolicyChange.objects.update(touched_at=touched_at)
+        PolicyChange.objects.update(touched_at=timezone.now() - 2 * ABANDONED_AFTER)
         assert continue_moves("default", left_alone=ABANDONED_AFTER) == 1
     else:
         assert resume(REMIND, by=BY) is not None
@@ -198,50 +161,6 @@ def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Mon
     assert 2 * HOUR <= shifts.pop() < 3 * HOUR
     assert PolicyChange.objects.filter(what="resumed").get().moved == 6
     assert all(len(row.history) == 1 for row in Timeout.objects.all())
-
-
-def test_what_changes_during_a_release_is_left_alone(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 1)
-    many(2)
-    last = pending(order)
-    hold(REMIND, by=BY)
-    held_for(2 * HOUR)
-    release_that_dies(monkeypatch, 1)
-    Timeout.objects.filter(pk=last.pk).update(
-        state="cancelled", cause="hand", settled_at=timezone.now(), slot_taken=None
-    )
-    new = pending(order)
-    change = resume(REMIND, by=BY)
-    assert change is not None and change.moved == 2
-    due_at = new.due_at
-    new.refresh_from_db()
-    assert new.due_at == due_at
-
-
-def test_inside_a_transaction_the_moving_begins_after_its_commit(order: Order) -> None:
-    row = pending(order)
-    hold(REMIND, by=BY)
-    held_for(HOUR)
-    before = row.due_at
-    with transaction.atomic():
-        change = resume(REMIND, by=BY)
-        row.refresh_from_db()
-        assert change is not None and change.finished_at is None
-        assert row.due_at == before
-    row.refresh_from_db()
-    assert row.due_at > before
-    assert not state_of().is_stopped
-
-
-def test_what_is_undone_was_never_in_force(order: Order) -> None:
-    row = pending(order, seconds=0)
-    with pytest.raises(RuntimeError), transaction.atomic():
-        pause(REMIND, by=BY)
-        assert stops() == {REMIND}
-        raise RuntimeError
-    controls.stop_cache.forget()
-    assert planned(row) == [row.pk]
-    assert changes() == []
 
 
 def test_policies_that_are_joined_into_one_are_stopped_until_it_is_resumed(order: Order, declare: Declare) -> None:
@@ -263,28 +182,6 @@ def test_policies_that_are_joined_into_one_are_stopped_until_it_is_resumed(order
     state = controls.policy_state(joined, "default")
     assert (state.stop, state.after) == ("", after)
     assert not PolicyControl.objects.exclude(stop="").exists()
-
-
-@pytest.mark.parametrize("until", [[None, HOUR], [HOUR, None], [HOUR, 2 * HOUR], [2 * HOUR, HOUR]])
-def test_of_the_stops_of_joined_policies_the_last_is_in_force(until: list[timedelta | None], declare: Declare) -> None:
-    now = timezone.now()
-    ends = [None if each is None else now + each for each in until]
-    for name, end in zip(("first", "second"), ends, strict=True):
-        PolicyControl.objects.create(policy=f"testapp.order.{name}", changed_at=now, stop="paused", until=end)
-    joined = declare(Order, name="joined", after=HOUR, aliases=["first", "second"])
-    last = None if None in ends else now + 2 * HOUR
-    assert controls.policy_state(joined, "default").until == last
-    assert controls.stop_cache.read("default") == {joined.label: last}
-    pause(joined, by=BY, reason="another reason")
-    assert controls.policy_state(joined, "default").until == last
-
-
-def test_a_process_asks_once_a_second_what_is_stopped(order: Order, django_assert_num_queries: Any) -> None:
-    row = pending(order, seconds=0)
-    with django_assert_num_queries(2):
-        plan({row.pk: 1}, "default")
-    with django_assert_num_queries(1):
-        plan({row.pk: 1}, "default")
 
 
 def over(after: timedelta = timedelta(0)) -> None:
@@ -314,19 +211,6 @@ def test_a_hold_that_is_over_stops_its_policy_until_its_deadlines_have_moved(ord
     assert end_holds("default") == 0
 
 
-@pytest.mark.parametrize("end", [lambda: end_holds("default"), lambda: resume(REMIND, by="admin:bob")])
-def test_whoever_ends_it_later_moves_deadlines_by_its_length(order: Order, end: Callable[[], object]) -> None:
-    row = pending(order)
-    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
-    hold(REMIND, by=BY, until=timezone.now() + HOUR)
-    over()
-    later = pending(Order.objects.create())
-    end()
-    moved = dict(Timeout.objects.values_list("pk", "due_at"))
-    assert moved == {row.pk: row.due_at + HOUR, later.pk: later.due_at}
-    assert PolicyChange.objects.latest("id").moved == 1
-
-
 def test_a_hold_that_is_not_over_or_was_extended_elsewhere_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
     hold(REMIND, by=BY, until=timezone.now() + HOUR)
@@ -342,29 +226,12 @@ def test_a_hold_that_is_not_over_or_was_extended_elsewhere_does_not_end(monkeypa
     assert state_of().stop == "held"
 
 
-def test_the_end_of_a_hold_can_be_changed_and_removed() -> None:
-    end = timezone.now() + HOUR
-    assert hold(REMIND, by=BY, reason="outage", until=end) is not None
-    began = state_of().stopped_at
-    assert hold(REMIND, by="rest:bob") is None
-    assert hold(REMIND, by=BY, until=end) is None
-    assert hold(REMIND, by=BY, until=end + HOUR) is not None
-    assert (state_of().until, state_of().reason, state_of().stopped_at) == (end + HOUR, "outage", began)
-    assert hold(REMIND, by="rest:bob", reason="still down", until=None) is not None
-    found = state_of()
-    assert (found.until, found.stopped_at, found.reason, found.by) == (None, began, "still down", "rest:bob")
-
-
 def test_a_stop_outlasts_one_that_ends_earlier_or_at_the_same_time(order: Order) -> None:
     end = timezone.now() + HOUR
     assert not outlasts(state_of(), end)
     pause(REMIND, by=BY, until=end)
-    assert [outlasts(state_of(), until) for until in (end - HOUR / 2, end, end + HOUR, None)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    ends = (end - HOUR / 2, end, end + HOUR, None)
+    assert [outlasts(state_of(), until) for until in ends] == [True, True, False, False]
     hold(REMIND, by=BY)
     assert outlasts(state_of(), None) and outlasts(state_of(), end)
 
@@ -379,19 +246,230 @@ def test_two_workers_resume_a_hold_at_its_end_and_its_timeouts_fire() -> None:
     assert PolicyChange.objects.filter(what="resumed").count() == 1
 
 
-def test_a_burst_resumes_a_hold_at_its_end(source: str) -> None:
-    hold(REMIND, by=BY, until=timezone.now() + DAY)
-    due_orders("remind", 2)
-    PolicyControl.objects.update(stopped_at=timezone.now(), until=timezone.now())
-    Worker(burst=True).run()
-    assert Timeout.objects.filter(state="fired").count() == 2
+LABEL = "testapp.order.guarded"
+LATE = {"after": 3600, "then": "skip"}
+DECLARED: tuple[Late, Brake, int] = (Late(HOUR), Brake(500, HOUR), 100)
 
 
-def test_a_refused_resume_writes_nothing(order: Order) -> None:
-    assert resume(REMIND, by=BY) is None
-    assert not PolicyControl.objects.exists()
-    with transaction.atomic():
-        assert resume(REMIND, by=BY) is None
-        Order.objects.create()
-    assert not PolicyControl.objects.exists()
-    assert Order.objects.count() == 2
+@pytest.fixture
+def guarded(declare: Any) -> None:
+    declare(Order, name="guarded", late=DECLARED[0], brake=DECLARED[1], shadow=True)
+
+
+def in_force(state: PolicyState | None = None) -> tuple[Late | None, Brake | None, int]:
+    state = state or policy_state(LABEL, "default")
+    return state.late, state.brake, state.shadow
+
+
+@pytest.mark.parametrize(
+    ("guards", "expected"),
+    [
+        ({}, DECLARED),
+        ({"late": None, "brake": None, "shadow": 0}, (None, None, 0)),
+        ({"late": {"after": 0.5, "then": "dead"}}, (Late(HOUR / 7200, "dead"), *DECLARED[1:])),
+        ({"brake": {"most": 7, "per": 60}, "shadow": 10}, (DECLARED[0], Brake(7, HOUR / 60), 10)),
+    ],
+)
+def test_what_an_operator_has_set_replaces_what_is_declared(guarded: None, guards: Any, expected: Any) -> None:
+    now = timezone.now()
+    PolicyControl.objects.create(policy=LABEL, guards=guards, changed_at=now, stop="paused", until=now - HOUR)
+    assert in_force() == expected
+    (listed,) = [state for state in policy_states("default") if state.label == LABEL]
+    assert in_force(listed) == expected, "also after a pause that has ended by itself"
+    assert not listed.is_stopped
+
+
+def test_the_actor_and_the_reason_of_a_stop_stay_while_guards_are_changed(guarded: None) -> None:
+    operations.pause(LABEL, by="brake", reason="501 fired in 10 minutes")
+    operations.brake(LABEL, most=1000, per=HOUR, by=BY, reason="it was a campaign")
+    state = policy_state(LABEL, "default")
+    assert (state.is_braked, state.by, state.reason) == (True, "brake", "501 fired in 10 minutes")
+    operations.pause(LABEL, by=BY, reason="wait for Ann")
+    assert not policy_state(LABEL, "default").is_braked, "an operator has paused it now"
+    operations.resume(LABEL, by=BY)
+    assert in_force()[1] == Brake(1000, HOUR)
+
+
+@pytest.mark.parametrize("guards", [{"late": {"after": "soon"}}, {"brake": 5}, ["late"], {"shadow": None}], ids=str)
+def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_until_they_are_set_again(
+    guarded: None, guards: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    PolicyControl.objects.create(policy=LABEL, guards=guards, changed_at=timezone.now())
+    assert in_force() == DECLARED
+    assert [state.late for state in policy_states("default") if state.label == LABEL] == [DECLARED[0]]
+    assert stop_cache.guards(get_policy(LABEL), "default")[:3] == DECLARED
+    assert {getattr(record, "event", "") for record in caplog.records} == {"guards_wrong"}
+    operations.shadow(LABEL, share=10, by=BY)
+    assert in_force() == (*DECLARED[:2], 10)
+    assert in_force(policy_state(REMIND, "default")) == (None, None, 0), "which declares none"
+
+
+@pytest.mark.parametrize(
+    ("operation", "values", "stored", "before"),
+    [
+        ("late", {"after": 6 * HOUR, "then": "dead"}, {"after": 21600, "then": "dead"}, LATE),
+        ("brake", {"off": True}, None, {"most": 500, "per": 3600}),
+        ("shadow", {"share": 0}, 0, 100),
+    ],
+)
+def test_a_guard_is_set_and_declared_again_and_each_change_is_stored(
+    guarded: None, operation: str, values: dict[str, Any], stored: Any, before: Any
+) -> None:
+    call = getattr(operations, operation)
+    change = call(LABEL, by=BY, reason="a wrong price", **values)
+    assert (change.what, change.by, change.reason) == (operation, BY, "a wrong price")
+    assert change.details == {"before": before, "after": stored, "declared": False}
+    assert change.finished_at is not None
+    assert PolicyControl.objects.get().guards == {operation: stored, "by": {operation: BY}}
+    state = policy_state(LABEL, "default")
+    assert [state.set_by(guard) for guard in sorted({"late", "brake", "shadow"} - {operation})] == ["", ""]
+    assert state.set_by(operation) == BY and not state.is_stopped
+    assert call(LABEL, by=BY, **values) is None, "it is in force already"
+    declared = call(LABEL, by="cli:bob", **({"share": None} if operation == "shadow" else {}))
+    assert declared.details == {"before": stored, "after": before, "declared": True}
+    assert in_force() == DECLARED
+    assert policy_state(LABEL, "default").set_by(operation) == ""
+    assert PolicyControl.objects.get().guards == {}
+    assert list(PolicyChange.objects.order_by("id").values_list("by", flat=True)) == [BY, "cli:bob"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "values", "words"),
+    [
+        ("late", {"after": HOUR, "off": True}, "either off=True or Late"),
+        ("brake", {"most": 5}, "per must be a timedelta"),
+        ("brake", {"per": HOUR}, "most must be an int"),
+        ("shadow", {"share": True}, "percentage"),
+    ],
+)
+def test_bad_input_says_what_is_meant(guarded: None, operation: str, values: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        getattr(operations, operation)(LABEL, by=BY, **values)
+    with pytest.raises(UnknownPolicy):
+        operations.shadow("testapp.order.guardet", share=1, by=BY)
+    assert not PolicyControl.objects.exists() and not PolicyChange.objects.exists()
+
+
+# What was stopped when a firing locked its row does not fire: the stop is committed in another session, at a step of
+# the firing after all reads of the cache. On SQLite a firing is the only writer: a stop is before or after it.
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_on() -> Iterator[None]:
+    yield
+    set_checkpoint_hook(None)
+
+
+def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
+    """Another thread calls `act` when a firing reaches `step`, at most so many times."""
+    coming = [0]
+
+    def look(reached: str) -> None:
+        coming[0] += reached == step
+        if reached == step and coming[0] == time:
+            in_another_thread(act)
+
+    set_checkpoint_hook(look)
+
+
+def waits(row: Timeout) -> bool:
+    """Nothing has become of `row`, and nothing was counted."""
+    row.refresh_from_db()
+    return (row.state, row.attempts, row.slot_taken, row.settled_at, row.history) == ("pending", 0, 1, None, [])
+
+
+@pytest.mark.dialect
+@needs_row_locks
+@pytest.mark.parametrize("name", ["remind", "remind_many", "send_outside"])
+@pytest.mark.parametrize(("step", "stop"), [("begun", pause), ("locked", hold)])
+def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_not_fire(
+    step: str, name: str, stop: Callable[..., object]
+) -> None:
+    rows, label = due_orders(name, 3), f"testapp.order.{name}"
+    if can_mark_at_once(get_policy(label), "default"):
+        step = "begun"  # nothing can happen between the locks of one statement
+    at(step, lambda: stop(label, by=BY))
+    report = fire(*rows)
+    assert report.fired == ()
+    assert set(report.again) == {row.pk for row in rows}
+    assert not Effect.objects.exists()
+    assert all(waits(row) for row in rows)
+    assert resume(label, by=BY, shift=False) is not None
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+
+
+def test_a_suspect_that_was_stopped_so_late_waits_until_each_process_knows_and_its_line_is_not_asked_any_more() -> None:
+    [row] = due_orders("remind")
+    works, _ = plan({row.pk: 2}, "default")
+    lines = Lines("default", 4, 0.5)
+    assert REMIND in lines.may_run()
+    at("noted", lambda: pause(REMIND, by=BY))
+    report = run(works[0], "default")
+    assert report.now is not None and report.fired == ()
+    assert report.again[row.pk] == report.now + timedelta(seconds=controls.CACHE_SECONDS)
+    assert waits(row), "it is charged for nothing"
+    assert REMIND not in lines.may_run(by_last_answer=True)
+
+
+@pytest.mark.dialect
+@needs_row_locks
+@pytest.mark.parametrize("option", ["batch", "together"])
+def test_what_is_undone_with_others_is_not_fired_one_by_one_after_a_pause(declare: Declare, option: str) -> None:
+    """However long it took until one of them raised."""
+
+    def handler(orders: Any, timeouts: Any) -> None:
+        Effect.objects.create(what="all")
+        raise ValueError("all are undone")
+
+    policy = declare(Order, handler, name="undone", retry=Retry([0]), **{option: 10})
+    rows = due_orders(policy, 3)
+    at("begun", lambda: pause(policy, by=BY), time=2)
+    report = fire(*rows)
+    assert (report.fired, set(report.again)) == ((), {row.pk for row in rows})
+    assert not Effect.objects.exists()
+    assert all(waits(row) for row in rows)
+
+
+@pytest.mark.dialect
+@needs_row_locks
+def test_whoever_pauses_does_not_wait_for_a_firing_nor_a_firing_for_him() -> None:
+    """A firing reads the control without locking it, so that the firings of a policy do not wait for each other."""
+    [row] = due_orders("remind")
+    at("checked", lambda: pause(REMIND, by=BY))
+    assert fire(row).fired == (row.pk,), "it was resumed before"
+    rows = due_orders("linger", 1)
+    with another_session(lambda: pause(LINGER, by=BY)):
+        assert fire(*rows).fired == (rows[0].pk,), "what is not committed is not in force"
+
+
+def test_a_firing_means_the_same_by_stopped_as_others(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
+    policy = declare(Order, name="new_name", aliases=["old_name"])
+    [row] = due_orders(policy)
+    outcomes, now = [], timezone.now()
+    for label, stop, until in product((*policy.labels, REMIND), PolicyControl.Stop.values, (None, -MINUTE, MINUTE)):
+        assert controls.stop_cache.read("default") == {}  # and so it is remembered
+        end = None if until is None else now + until
+        control = PolicyControl.objects.create(policy=label, stop=stop, until=end, changed_at=now, stopped_at=now)
+        works, _ = plan({row.pk: 1}, "default")
+        fires = bool(run(works[0], "default").fired)
+        assert fires is (policy.label not in controls.stop_cache.read("default")), vars(control)
+        outcomes.append(fires)
+        control.delete()
+        Timeout.objects.filter(pk=row.pk).update(state="pending", cause="", settled_at=None, slot_taken=1)
+    # Under each of the two labels: a pause without an end or before it, a hold and a release whatever their ends.
+    assert (outcomes.count(False), outcomes.count(True)) == (16, 20)
+
+
+def test_without_redis_what_somebody_else_resumes_is_claimed_by_the_next_look() -> None:
+    """Also while the cache is under a second old: a worker reads it once a second, and might miss the change twice."""
+    [row] = due_orders("remind")
+    pause(REMIND, by=BY)
+    source, lines = LedgerSource("default", None, ClockSkew("default")), Lines("default", 4, 0.5)
+    assert list(source.due(lines)) == []
+    PolicyControl.objects.update(stop="")  # another process: this one still remembers
+    assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
+    source.check_now()
+    assert list(source.due(lines)) == [REMIND]
+    assert REMIND in lines.may_run()
+    assert source.take({REMIND: 10}) == {REMIND: {row.pk: 1}}

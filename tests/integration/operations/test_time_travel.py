@@ -28,7 +28,7 @@ from django_delayq.operations import advance_clock, time_travel
 from django_delayq.redis_clients import get_engine
 from django_delayq.sql.now import database_now
 from django_delayq.testing import fire_due
-from tests.integration.operations.conftest import BY, as_if, contents, many, pending
+from tests.integration.operations.conftest import BY, contents, many, pending
 from tests.integration.operations.names import DAY, HOUR, LINGER, REMIND, Declare
 from tests.testapp.models import Effect, Order
 
@@ -78,31 +78,14 @@ def test_what_is_due_within_the_duration_fires_in_order_and_the_rest_comes_close
     for days in (3, 1, 2, 5):
         declare(Order, noting(f"day {days}"), name=f"on_{days}", after=days * DAY, **armed)
     order = Order.objects.create(status="trial", created_at=timezone.now())
-    created_at: Any = order.created_at
     done = advance(4 * DAY)
     assert effects() == ["day 1", "day 2", "day 3"]
     assert (done.due, done.ahead) == (3, 4 * DAY)
     row = dq.pending_timeouts(order).get()
     assert is_about(row.due_at, timezone.now() + DAY)
     assert row.due_at == row.run_at == row.first_due_at == row.computed_due_at
-    order.refresh_from_db()
-    assert order.created_at == created_at == row.since_at
     order.save()
     assert dq.pending_timeouts(order).get().due_at == row.due_at, "a save leaves it there"
-    advance(2 * DAY)
-    assert effects()[3:] == ["day 5"]
-
-
-def test_what_a_handler_schedules_within_the_duration_happens_too(declare: Declare) -> None:
-    def remind(order: Order, timeout: Timeout) -> None:
-        Effect.objects.create(what=f"reminder {timeout.payload}", object_id=order.pk)
-        dq.schedule_timeout(order, "chain", days=1, payload=timeout.payload + 1)
-
-    declare(Order, remind, name="chain")
-    dq.schedule_timeout(Order.objects.create(), "chain", days=1, payload=1)
-    advance(3 * DAY + HOUR)
-    assert effects() == ["reminder 1", "reminder 2", "reminder 3"]
-    assert is_about(Timeout.objects.pending().get().due_at, timezone.now() + DAY - HOUR)
 
 
 def test_what_begins_later_has_all_of_its_time_and_appointments_come_closer(declare: Declare, trial: Any) -> None:
@@ -115,7 +98,6 @@ def test_what_begins_later_has_all_of_its_time_and_appointments_come_closer(decl
     after = Order.objects.create(status="booked", created_at=in_five_days)
     assert is_about(dq.get_deadline(new, trial), timezone.now() + DAY)
     assert is_about(dq.get_deadline(old, trial), timezone.now() - 3 * DAY)
-    assert is_about(dq.schedule_timeout(new, "remind", hours=1).due_at, timezone.now() + HOUR)
     for order in (before, after):
         assert is_about(dq.get_deadline(order, begins), timezone.now() + 2 * DAY - HOUR)
     explained = dq.explain_timeout(Order.objects.create(status="trial", created_at=began - 20 * DAY), trial).outlook
@@ -136,29 +118,6 @@ def test_nothing_counts_as_late_because_of_it(declare: Declare, has_workers: boo
     assert all((row.lateness() or 0) < 5 for row in Timeout.objects.all())
 
 
-def test_many_deadlines_take_a_bounded_number_of_steps(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_travel, "MAX_STEPS", 5)
-    declare(Order, noting("one"), name="many")
-    for number in range(20):
-        pending(Order.objects.create(), "many", minutes=number + 1)
-    assert advance(HOUR).steps <= 5 + 1
-    assert len(effects()) == 20
-
-
-def test_settled_firing_and_due_rows_stay_and_a_failed_attempt_is_tried_again(declare: Declare) -> None:
-    def fail(order: Order, timeout: Timeout) -> None:
-        raise ValueError
-
-    declare(Order, fail, name="fails", retry=dq.Retry([HOUR, HOUR]))
-    failing, fired, firing = pending(Order.objects.create(), "fails", hours=1), *many(2)
-    as_if(fired, "fired", "due"), as_if(firing, "firing"), pending(Order.objects.create(), seconds=0)
-    before = contents()
-    advance(DAY, between=lambda: fire_due(failing.policy, raises=False))
-    failing.refresh_from_db()
-    assert (failing.state, failing.attempts) == ("dead", 3)
-    assert contents()[1:] == before[1:]
-
-
 def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_closer() -> None:
     held, until, paused = (pending(Order.objects.create(), days=2) for _ in range(3))
     dq.hold_timeout(Order.objects.get(pk=held.object_id), "remind")
@@ -175,43 +134,16 @@ def test_stopped_clocks_stay_stopped_and_the_ends_of_holds_and_pauses_come_close
     assert is_about(policy_state(LINGER, "default").until, timezone.now() + 2 * DAY)
 
 
-def test_steps_run_in_order_at_their_part_of_the_time(declare: Declare) -> None:
-    """Ten days, of which four pass, then five, then the last one."""
-    policy = declare(Order, noting("act"), name="act", grace=HOUR)
-    policy.step(0.25)(noting("after_a_quarter"))
-    policy.step(0.6)(noting("after_three_fifths"))
-    policy.step(-DAY / 2)(noting("half_a_day_before"))
-    policy.step(timedelta(0))(noting("at_the_deadline"))
-    row = dq.schedule_timeout(Order.objects.create(), policy, days=10)
-    advance(4 * DAY)
-    assert effects() == ["after_a_quarter"]
-    row.refresh_from_db()
-    assert is_about(row.run_at, timezone.now() + 2 * DAY)
-    advance(5 * DAY)
-    assert effects()[1:] == ["after_three_fifths"]
-    advance(DAY + HOUR + SECOND)
-    assert effects()[2:] == ["half_a_day_before", "at_the_deadline", "act"]
-    assert row.created_at > timezone.now() - HOUR, "its own time is not changed"
-
-
-PRODUCTION = {"INSTALLATION": "production", "PRODUCTION": "production"}
-OTHERS = "belongs to the installation 'production'"
-
-
 @pytest.mark.parametrize(
     ("options", "debug", "is_copied", "says"),
     [
-        (PRODUCTION, False, False, "which DELAYQ..PRODUCTION.. names"),
-        (PRODUCTION, True, False, "which DELAYQ..PRODUCTION.. names"),
+        ({"INSTALLATION": "production"}, True, False, "which DELAYQ..PRODUCTION.. names"),
         ({"INSTALLATION": None}, False, False, "INSTALLATION.. is not set"),
         ({"PRODUCTION": None}, False, False, "PRODUCTION.. is not set"),
         (NO, False, False, "INSTALLATION.. and DELAYQ..PRODUCTION.. are not set"),
         (NO, True, False, ""),
-        ({}, False, False, ""),
-        ({}, False, True, f"{OTHERS}.*delayq_adopt"),
-        ({"PRODUCTION": "prodution"}, True, True, OTHERS),
-        ({"INSTALLATION": "anna", "PRODUCTION": None}, True, True, OTHERS),
-        (NO, True, True, OTHERS),
+        ({}, False, True, "belongs to the installation 'production'.*delayq_adopt"),
+        (NO, True, True, "belongs to the installation 'production'"),
     ],
 )
 def test_it_is_refused_where_it_may_be_production_or_another_installation(
@@ -229,18 +161,13 @@ def test_it_is_refused_where_it_may_be_production_or_another_installation(
         advance(30 * DAY)
     with pytest.raises(CommandError, match=says):
         call_command("delayq_clock", "--advance", "30d", "--yes")
-    if not is_copied:
-        with pytest.raises(DelayqError, match=says):
-            operations.reset_clock(actor=BY)
     assert contents() == before and not ClockAdvance.objects.exists()
 
 
 def test_time_does_not_run_back_nor_during_a_hold_nor_for_many_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_travel, "wait_for_workers", lambda using: True)
-    wrong: Any
-    for wrong in (timedelta(0), -HOUR, 3):
-        with pytest.raises(InvalidDelay, match="positive timedelta"):
-            advance(wrong)
+    with pytest.raises(InvalidDelay, match="positive timedelta"):
+        advance(-HOUR)
     operations.hold(REMIND, by=BY)
     with pytest.raises(DelayqError, match="testapp.order.remind is on hold"):
         advance(HOUR)
@@ -249,8 +176,6 @@ def test_time_does_not_run_back_nor_during_a_hold_nor_for_many_without_a_yes(mon
     with pytest.raises(CommandError, match="advance the clock of staging for 11 timeouts.*give --yes[.]"):
         call_command("delayq_clock", "--advance", "1d")
     assert not ClockAdvance.objects.exists()
-    call_command("delayq_clock", "--advance", "1d", "--yes")
-    assert ClockAdvance.objects.count() == 1
 
 
 def test_production_reads_nothing_of_it_and_says_so(trial: Any, settings: Any, django_assert_num_queries: Any) -> None:
@@ -282,15 +207,14 @@ def test_others_know_it_in_a_second(
 
 
 def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_passed(admin_client: Client) -> None:
-    early, late = (pending(Order.objects.create(), days=30, minutes=minutes) for minutes in (0, 60))
+    row = pending(Order.objects.create(), days=30)
     advance(31 * DAY)
-    for row in (early, late):
-        row.refresh_from_db()
-        [fired] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
-        assert 0 <= fired.details["late"] < 600, fired
-        page = admin_client.get(f"/admin/django_delayq/timeout/{row.pk}/change/").content.decode()
-        [seconds] = re.findall(r"fired ([\d.,]+) s after it", page)
-        assert float(seconds.replace(",", "")) < 600
+    row.refresh_from_db()
+    [fired] = [event for event in dq.explain_timeout(row) if event.what == "fired"]
+    assert 0 <= fired.details["late"] < 600, fired
+    page = admin_client.get(f"/admin/django_delayq/timeout/{row.pk}/change/").content.decode()
+    [seconds] = re.findall(r"fired ([\d.,]+) s after it", page)
+    assert float(seconds.replace(",", "")) < 600
 
 
 def test_it_is_shown_everywhere(
@@ -298,27 +222,16 @@ def test_it_is_shown_everywhere(
 ) -> None:
     row = pending(Order.objects.create(), days=9)
     words = "The clock of this installation is 3 d ahead"
-    pages = [
-        "/admin/django_delayq/timeout/",
-        f"/admin/django_delayq/timeout/{row.pk}/change/",
-        "/admin/django_delayq/policycontrol/",
-        f"/admin/django_delayq/timeout/operate/cancel/?ids={row.pk}",
-        "/admin/django_delayq/policycontrol/testapp.order.remind/pause/",
-    ]
-    assert not any(words in admin_client.get(page).content.decode() for page in pages)
+    pages = ("timeout/", f"timeout/{row.pk}/change/", "policycontrol/", "policycontrol/testapp.order.remind/pause/")
     with caplog.at_level(logging.INFO, "django_delayq.operations"):
         advance(3 * DAY)
     assert [record.event for record in caplog.records if hasattr(record, "event")] == ["clock_advanced"]
     for page in pages:
-        assert words in admin_client.get(page).content.decode(), page
-    assert snapshot().clock_ahead_seconds == 3 * 86400
+        assert words in admin_client.get(f"/admin/django_delayq/{page}").content.decode(), page
     call_command("delayq_status")
     assert "clock     advanced by 3 d: see delayq_clock" in capsys.readouterr().out
     call_command("delayq_status", "--json")
     assert json.loads(capsys.readouterr().out)["clock_ahead_seconds"] == 3 * 86400
-    assert [finding.msg for finding in examine() if finding.id == "clock.advanced"] == [
-        "The clock of this installation was advanced by 3 d."
-    ]
 
 
 def test_the_command_shows_sets_and_resets_the_clock(

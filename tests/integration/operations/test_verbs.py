@@ -1,29 +1,28 @@
-"""Cancel, fire now, postpone, change the deadline, retry: which rows change, which do not, and who hears of it."""
+"""Cancel, fire now, postpone, change the deadline, retry, retire: which rows change, which not, and who hears of it."""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import (
     ExtensionLimit,
-    InvalidDelay,
     Limits,
+    UnknownPolicy,
     explain_timeout,
     extend_timeout,
-    schedule_timeouts,
     signals,
 )
-from django_delayq.models import Timeout, UnfinishedRun
+from django_delayq.models import PolicyChange, Timeout, UnfinishedRun
 from django_delayq.operations import (
+    PolicyConflict,
     Refusal,
     Result,
     cancel,
@@ -32,27 +31,19 @@ from django_delayq.operations import (
     pause,
     postpone,
     refire,
+    retire,
     retry,
-    runner,
 )
-from django_delayq.sql.now import database_now
 from django_delayq.testing import fire_due
 from django_delayq.worker import Worker
+from tests.integration.commands.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.firing.rows import receiving
 from tests.integration.operations.conftest import BY, as_if, dead, die, many, pending, refused, said
-from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, LINGER, MINUTE, Declare, PagesOf
+from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, LINGER, MINUTE, REMIND, Declare, PagesOf
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-
-
-def test_what_is_no_row_of_the_ledger_is_refused(order: Order) -> None:
-    with pytest.raises(ValueError, match="not a row of the ledger"):
-        cancel(Timeout(), by=BY)
-    for target in (Order.objects.all(), [order]):
-        with pytest.raises(TypeError, match="Expected timeouts"):
-            cancel(target, by=BY)  # type: ignore[arg-type]
 
 
 def test_cancel_buries_the_dead_and_leaves_what_is_firing_no_further_attempt(order: Order) -> None:
@@ -110,33 +101,6 @@ def test_postpone_counts_from_the_deadline_or_from_now_if_that_has_passed(order:
     assert [what for what, *_ in said(early)] == ["postponed"]
     assert early.due_at == early.run_at == before + 2 * HOUR and early.extensions == 0
     assert 119 * MINUTE < late.due_at - timezone.now() <= 2 * HOUR
-
-
-def test_postpone_never_makes_a_deadline_earlier(order: Order) -> None:
-    row = pending(order, hours=5)
-    assert refused(postpone(row, by=BY, at=timezone.now() + HOUR)) == {row.pk: "not_later"}
-    with pytest.raises(InvalidDelay, match="use another operation: fire"):
-        postpone(row, by=BY, at=timezone.now() - timedelta(seconds=1))
-    assert refused(postpone(row, by=BY, weeks=52 * 200)) == {row.pk: "too_far"}
-    assert said(row) == []
-
-
-def test_a_deadline_moves_earlier_and_later_by_a_duration_and_to_a_time(order: Order) -> None:
-    row, other = pending(order, days=200), dead(Order.objects.create())
-    first = row.due_at
-    assert change_deadline(row, by=BY, reason="typed 200 for 2", shift=-198 * DAY).due_at_once == 0
-    row.refresh_from_db()
-    assert row.due_at == row.run_at == first - 198 * DAY
-    assert (row.extensions, row.first_due_at) == (0, first)
-    at = timezone.now() + HOUR
-    assert change_deadline(row, by=BY, at=at).changed == 1
-    row.refresh_from_db()
-    assert row.due_at == row.run_at == at
-    assert refused(change_deadline([row, other], by=BY, at=at)) == {row.pk: "same_deadline", other.pk: "dead"}
-    assert refused(change_deadline(row, by=BY, shift=200 * 365 * DAY)) == {row.pk: "too_far"}
-    whats = [what for what, *_ in said(row)]
-    assert (said(row)[0], whats) == (("deadline_changed", BY, "typed 200 for 2"), ["deadline_changed"] * 2)
-    assert "deadline changed, to" in str(explain_timeout(row))
 
 
 @pytest.mark.parametrize("to", [{"shift": -2 * HOUR}, {"at": -DAY}])
@@ -208,42 +172,6 @@ def test_rows_without_object_or_policy_can_be_cancelled_and_postponed(order: Ord
     assert cancel(rows, by=BY).changed == 2
 
 
-def test_a_dry_run_reads_no_objects_unless_what_it_refuses_depends_on_them(order: Order) -> None:
-    pending(order)
-    with CaptureQueriesContext(connection) as without:
-        assert cancel(Timeout.objects.all(), by=BY, dry_run=True).changed == 1
-    assert not any(Order._meta.db_table in query["sql"] for query in without)
-    lost, kept = dead(Order.objects.create()), dead(Order.objects.create())
-    Timeout.objects.filter(pk=lost.pk).update(object_id="12345678")
-    assert refused(retry([lost, kept], by=BY, dry_run=True)) == {lost.pk: "object_gone"}
-
-
-def test_many_rows_go_page_by_page_and_one_that_fails_leaves_those_before_it_done(pages_of: PagesOf) -> None:
-    pages_of(4)
-    many(14)
-    with pytest.raises(KeyboardInterrupt):
-        cancel(Timeout.objects.all(), by=BY, progress=die)
-    assert Timeout.objects.filter(state="cancelled").count() == 4
-    pages: list[Result] = []
-    result = cancel(Timeout.objects.filter(state="pending"), by=BY, progress=pages.append)
-    assert [page.changed for page in pages] == [4, 4, 2]
-    assert (result.changed, result.ids) == (10, sum((page.ids for page in pages), ()))
-    assert Timeout.objects.filter(state="cancelled").count() == 14
-
-
-def test_of_several_dead_rounds_on_several_pages_only_the_newest_is_retried(pages_of: PagesOf) -> None:
-    """A worker fires what a page has retried before the next page is read."""
-    pages_of(2)
-    order = Order.objects.create()
-    older, first, last, newer = dead(order), dead(Order.objects.create()), dead(Order.objects.create()), dead(order)
-    rows = Timeout.objects.filter(state="dead")
-    dry = retry(rows, by=BY, dry_run=True)
-    result = retry(rows, by=BY, progress=lambda page: fire_due())
-    assert set(result.ids) == {newer.pk, first.pk, last.pk}
-    assert refused(result) == {older.pk: "slot_taken"} == refused(dry)
-    assert Effect.objects.filter(object_id=str(order.pk)).count() == 1
-
-
 def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(declare: Declare, pages_of: PagesOf) -> None:
     """Otherwise a policy whose handler schedules the next round would fire for as long as workers keep up."""
     pages_of(2)
@@ -265,7 +193,6 @@ def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(declare: Decl
     [
         (cancel, signals.timeout_cancelled, pending),
         (fire_now, signals.timeout_rescheduled, pending),
-        (lambda rows, by: change_deadline(rows, by=by, shift=-HOUR / 2), signals.timeout_rescheduled, pending),
         (retry, signals.timeout_scheduled, dead),
         (refire, signals.timeout_scheduled, dead),
     ],
@@ -273,33 +200,15 @@ def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(declare: Decl
 def test_a_single_timeout_sends_its_signal_after_the_commit_and_many_send_none(
     order: Order, verb: Any, signal: Any, make: Callable[[Order], Timeout]
 ) -> None:
-    one, others = make(order), [make(Order.objects.create()) for _ in range(2)]
-    heard: list[tuple[Any, int, str]] = []
-
-    def hear(sender: Any, timeout: Timeout, **_: Any) -> None:
-        heard.append((sender, timeout.pk, timeout.state))
-
-    with receiving(hear, signal):
-        with transaction.atomic():
-            assert verb(one, by=BY).changed == 1
-            transaction.set_rollback(True)
+    one, others, heard = make(order), [make(Order.objects.create()) for _ in range(2)], list[tuple[int, str]]()
+    with receiving(lambda timeout, **_: heard.append((timeout.pk, timeout.state)), signal):
         with transaction.atomic():
             assert verb(one, by=BY).changed == 1
             assert heard == []
         told = Timeout.objects.latest("pk") if verb is refire else one
-        assert heard == [(Order, told.pk, "cancelled" if verb is cancel else "pending")]
+        assert heard == [(told.pk, "cancelled" if verb is cancel else "pending")]
         assert verb(others, by=BY).changed == 2
         assert len(heard) == 1
-
-
-def test_the_log_tells_who_did_what(order: Order, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "django_delayq.operations")
-    cancel(pending(order), by=BY, reason="a call", dry_run=True)
-    pause(LINGER, by=BY)
-    cancel(Timeout.objects.all(), by=BY, reason="a call")
-    told = [vars(record) for record in caplog.records if record.name == "django_delayq.operations"]
-    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_operated", BY)]
-    assert told[1]["message"] == "cancel by admin:alice: 1 changed, 0 unchanged" and told[1]["reason"] == "a call"
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no row locks: a writer holds the whole database")
@@ -320,94 +229,88 @@ def test_a_verb_waits_for_whoever_decides_first_and_then_believes_him(order: Ord
     assert refused(results[0]) == {row.pk: "settled"}
 
 
-PAGE, ROWS = 5, 12
-Act = Callable[..., Any]
-
-
-@pytest.fixture
-def deadline(pages_of: PagesOf) -> Any:
-    """Three pages of pending timeouts, due then."""
-    pages_of(PAGE)
-    at = timezone.now().replace(microsecond=0) + timedelta(days=1)
-    Order.objects.bulk_create([Order(status="new") for _ in range(ROWS)])
-    schedule_timeouts(list(Order.objects.all()), "remind", at=at)
-    return at
-
-
-def deadlines() -> dict[Any, int]:
-    return dict(Counter(Timeout.objects.values_list("due_at", flat=True)))
+def moves() -> list[int]:
+    """How often each row was moved."""
+    return [len(row.history) for row in Timeout.objects.order_by("pk")]
 
 
 def later(**more: Any) -> Any:
     return postpone(Timeout.objects.pending(), hours=1, by=BY, **more)
 
 
-def shifted(**more: Any) -> Any:
-    return change_deadline(Timeout.objects.pending(), shift=HOUR, by=BY, **more)
-
-
-def interrupted(act: Act, *arguments: Any, **options: Any) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        act(*arguments, progress=die, **options)
-
-
-@pytest.mark.parametrize("act", [later, shifted])
-def test_what_is_repeated_continues_and_what_was_completed_is_done_again(act: Act, deadline: Any) -> None:
-    interrupted(act)
-    assert deadlines() == {deadline: ROWS - PAGE, deadline + HOUR: PAGE}
-    interrupted(act)
-    result = act()
-    assert (result.changed, result.continued) == (ROWS - 2 * PAGE, 2 * PAGE)
-    assert deadlines() == {deadline + HOUR: ROWS}
-    assert not UnfinishedRun.objects.exists()
-    assert act().changed == ROWS
-    assert deadlines() == {deadline + 2 * HOUR: ROWS}
-
-
-@pytest.mark.usefixtures("deadline")
-def test_another_duration_and_another_selection_are_other_operations() -> None:
-    interrupted(later)
-    rows = Timeout.objects.pending()
-    assert postpone(rows, hours=2, by=BY).changed == ROWS
-    assert postpone(rows.filter(pk__gt=0), hours=1, by=BY).changed == ROWS
-    assert later().changed == ROWS - PAGE
-
-
-@pytest.mark.usefixtures("deadline")
-def test_on_another_day_it_is_done_to_all() -> None:
-    interrupted(later)
-    UnfinishedRun.objects.update(touched_at=database_now("default") - runner.FORGOTTEN_AFTER - HOUR)
+def test_what_is_repeated_continues_and_what_was_completed_is_done_again(pages_of: PagesOf) -> None:
+    pages_of(5)
+    many(12)
+    for moved in (5, 10):
+        with pytest.raises(KeyboardInterrupt):
+            later(progress=die)
+        assert moves() == [1] * moved + [0] * (12 - moved)
     result = later()
-    assert (result.changed, result.continued) == (ROWS, 0)
+    assert (result.changed, result.continued) == (2, 10)
+    assert moves() == [1] * 12
+    assert not UnfinishedRun.objects.exists()
+    assert later().changed == 12
 
 
-def test_a_page_that_fails_is_neither_changed_nor_counted(deadline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_fails_is_neither_changed_nor_counted(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("broken")
 
-    with monkeypatch.context() as broken:
+    pages_of(5)
+    many(12)
+    with monkeypatch.context() as broken, pytest.raises(ValueError, match="broken"):
         broken.setattr(UnfinishedRun, "save", fail)
-        with pytest.raises(ValueError, match="broken"):
-            later()
-    assert deadlines() == {deadline: ROWS}
-    assert later().changed == ROWS
+        later()
+    assert moves() == [0] * 12
+    assert later().changed == 12
 
 
-def test_inside_a_transaction_and_by_a_dry_run_nothing_is_stored(deadline: Any) -> None:
-    with pytest.raises(KeyboardInterrupt), transaction.atomic():
-        later(progress=die)
-    later(dry_run=True)
-    assert deadlines() == {deadline: ROWS}
-    assert not UnfinishedRun.objects.exists()
+def forgotten(count: int = 1) -> list[Timeout]:
+    rows = many(count)
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(policy=FORGOTTEN)
+    return rows
 
 
-@pytest.mark.usefixtures("deadline")
-def test_rounds_that_were_repeated_are_not_repeated_again_although_they_have_fired() -> None:
-    settled = {"state": "fired", "cause": "due", "settled_at": timezone.now(), "slot_taken": None}
-    Timeout.objects.update(**settled)
-    fired = Timeout.objects.filter(state="fired")
-    interrupted(refire, fired, by=BY)
-    Timeout.objects.pending().update(**settled)  # a worker has fired the new rounds
-    result = refire(fired, by=BY)
-    assert (result.changed, result.continued) == (ROWS - PAGE, PAGE)
-    assert Timeout.objects.count() == 2 * ROWS
+def states() -> list[tuple[str, str]]:
+    return list(Timeout.objects.order_by("pk").values_list("state", "cause"))
+
+
+def test_pending_rows_are_cancelled_and_the_others_stay(order: Order) -> None:
+    (row,) = forgotten()
+    as_if(dead(Order.objects.create()), "dead", "retries", policy=FORGOTTEN)
+    as_if(pending(Order.objects.create()), "firing", policy=FORGOTTEN)
+    pending(order)
+    before = states()
+    assert retire(FORGOTTEN, by=BY, dry_run=True).changed == 1
+    words = f"No timeout has the policy 'testapp.order.fogotten'. Not declared, but in the ledger: {FORGOTTEN}."
+    with pytest.raises(UnknownPolicy, match=f"^{re.escape(words)}$"):
+        retire("testapp.order.fogotten", by=BY)
+    assert states() == before and not PolicyChange.objects.exists()
+    result = retire(FORGOTTEN, by=BY, reason="the feature is gone")
+    assert (result.verb, result.changed, result.ids) == ("retire", 1, (row.pk,))
+    assert states() == [("cancelled", "retired"), *before[1:]]
+    assert said(row) == [("retired", BY, "the feature is gone")]
+    assert "its policy was retired" in str(explain_timeout(row))
+
+
+@pytest.mark.parametrize("label", [REMIND, "testapp.order.former"])
+def test_a_declared_policy_is_refused_also_by_an_alias(order: Order, declare: Declare, label: str) -> None:
+    declare(Order, name="current", aliases=("former",))
+    pending(order)
+    Timeout.objects.update(policy=label)
+    with pytest.raises(PolicyConflict, match=r"testapp\.order\.(remind|current) is declared"):
+        retire(label, by=BY)
+    assert states() == [("pending", "")] and not PolicyChange.objects.exists()
+
+
+def test_the_command_asks_for_many_and_retires(do: Do, typing: Types) -> None:  # noqa: F811
+    forgotten(11)
+    with pytest.raises(CommandError, match="11 timeouts. Without a terminal"):
+        do("delayq_retire", FORGOTTEN)
+    done = f"{FORGOTTEN}: 11 cancelled"
+    assert do("delayq_retire", FORGOTTEN, "--dry-run").out == f"{done} (dry run: nothing was changed)\n"
+    typing("y\n")
+    assert do("delayq_retire", FORGOTTEN, "--reason", "gone").out.endswith(f"{done}\n")
+    assert PolicyChange.objects.get().by.startswith("cli:")
+    with pytest.raises(CommandError, match="is declared"):
+        do("delayq_retire", REMIND)

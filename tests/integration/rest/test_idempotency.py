@@ -118,7 +118,8 @@ def test_what_was_not_done_is_not_stored_and_does_not_bind_its_key(service: APIC
     row = dq.schedule_timeout(order, "send_outside", hours=1)
     Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
     outside = {"policy": "testapp.order.send_outside"}
-    assert ask(service, "guard", "g", order, **outside).status_code == 503
+    undecided = ask(service, "guard", "g", order, **outside)
+    assert (undecided.status_code, undecided["Retry-After"]) == (503, "5")
     Timeout.objects.filter(pk=row.pk).update(state="fired", cause="due", settled_at=timezone.now())
     assert ask(service, "guard", "g", order, **outside).status_code == 409
     refused: list[tuple[dict[str, Any], int]] = [({"hours": -1}, 400), ({"object": 98765}, 404), ({"policy": "x"}, 400)]

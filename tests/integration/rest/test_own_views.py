@@ -12,7 +12,7 @@ from rest_framework.pagination import PageNumberPagination
 from rest_framework.permissions import BasePermission
 from rest_framework.serializers import ModelSerializer
 from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
-from rest_framework.versioning import QueryParameterVersioning, URLPathVersioning
+from rest_framework.versioning import QueryParameterVersioning
 
 import django_delayq as dq
 from django_delayq.contrib.rest_framework import (
@@ -21,7 +21,6 @@ from django_delayq.contrib.rest_framework import (
     PolicyViewSet,
     ScheduleView,
     StaffWithPermission,
-    StatusView,
     TimeoutViewSet,
 )
 from django_delayq.contrib.rest_framework.urls import urlpatterns as ours
@@ -29,7 +28,7 @@ from django_delayq.models import PolicyChange, StoredAnswer, Timeout
 from tests.integration.rest.conftest import Schedule, stored
 from tests.integration.rest.places import POLICY_VERBS, REMIND, VERBS
 from tests.support.typed import Declare, Patch
-from tests.testapp.models import ExpressOrder, Order, Parcel
+from tests.testapp.models import ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db
 
@@ -46,10 +45,6 @@ class OfMethod(TimeoutViewSet):
         return super().get_queryset().filter(key="mine")
 
 
-class OfAttribute(TimeoutViewSet):
-    queryset: Any = Timeout.objects.filter(key="mine")
-
-
 class OfBackend(TimeoutViewSet):
     filter_backends = [Mine]
 
@@ -63,7 +58,7 @@ def answer(view: Any, method: str, action: str, query: str = "", **path: Any) ->
 QUERIES = ["", "?state=pending", "?policy=testapp.order.remind", "?search={id}", "?object=testapp.order:{id}", "?key=k"]
 
 
-@pytest.mark.parametrize("view", [OfMethod, OfAttribute, OfBackend])
+@pytest.mark.parametrize("view", [OfMethod, OfBackend])
 def test_rows_that_a_view_leaves_out_are_neither_listed_nor_changed(view: Any, schedule: Schedule) -> None:
     own, other = schedule(key="mine"), schedule(key="k")
     for query in QUERIES:
@@ -75,14 +70,6 @@ def test_rows_that_a_view_leaves_out_are_neither_listed_nor_changed(view: Any, s
     assert Timeout.objects.get(pk=other.pk).state == "pending"
 
 
-class Versioned(TimeoutViewSet):
-    versioning_class = QueryParameterVersioning
-
-
-class VersionedByAddress(TimeoutViewSet):
-    versioning_class = URLPathVersioning
-
-
 class IdSerializer(ModelSerializer[Timeout]):
     class Meta:
         model = Timeout
@@ -92,6 +79,7 @@ class IdSerializer(ModelSerializer[Timeout]):
 class Numbered(TimeoutViewSet):
     serializer_class = IdSerializer
     pagination_class: Any = PageNumberPagination
+    versioning_class = QueryParameterVersioning
 
 
 class Whole(Numbered):
@@ -101,28 +89,11 @@ class Whole(Numbered):
 def test_a_view_keeps_its_own_pages_and_serializer(schedule: Schedule, monkeypatch: Patch) -> None:
     monkeypatch.setattr(PageNumberPagination, "page_size", 1)
     first, second = schedule(), schedule()
-    found = answer(Numbered, "get", "list", "?page=2&queue=default").data
+    found = answer(Numbered, "get", "list", "?page=2&queue=default&version=v1").data
     assert (found["count"], found["results"]) == (2, [{"id": first.pk}])
     assert answer(Whole, "get", "list").data == [{"id": second.pk}, {"id": first.pk}]
     assert answer(Whole, "get", "list", "?page=2").status_code == 400
     assert answer(Whole, "get", "list", "?queue=none").data == []
-
-
-def test_addresses_may_have_further_arguments_such_as_a_version_or_the_key_of_a_parent(schedule: Schedule) -> None:
-    row = schedule()
-    more: dict[str, Any] = {"version": "v1", "order_pk": "7"}
-    for view, path in ((TimeoutViewSet, {"pk": row.pk}), (PolicyViewSet, {"label": REMIND})):
-        assert answer(view, "get", "list", **more).status_code == 200
-        assert answer(view, "get", "retrieve", **more, **path).status_code == 200
-        verb = "cancel" if view is TimeoutViewSet else "pause"
-        assert answer(view, "post", verb, version="v1", **path).status_code == 200
-    request = APIRequestFactory().get("/")
-    force_authenticate(request, User.objects.get(username="boss"))
-    assert StatusView.as_view()(request, version="v1").status_code == 200
-    # The query may have a version where the project asks for one.
-    assert len(answer(Versioned, "get", "list", f"?version=v1&object=testapp.order:{row.object_id}").data) == 4
-    assert answer(TimeoutViewSet, "get", "list", "?version=v1").status_code == 400
-    assert answer(VersionedByAddress, "get", "list", "?version=v1", version="v1").status_code == 400
 
 
 def test_a_request_without_a_user_is_refused(settings: Any) -> None:
@@ -215,11 +186,6 @@ class OfTenant(CancelView):
         return self.policy.model.objects.filter(status=self.request.headers["X-Tenant"])
 
 
-class OfQuerySet(CancelView):
-    policies = ["testapp.order.remind", "testapp.parcel.chase"]
-    queryset = Order.objects.exclude(status="secret")
-
-
 def ask(view: Any, user: User | None, headers: dict[str, str], **body: Any) -> Any:
     request = APIRequestFactory(headers=headers).post("/", body, format="json")
     force_authenticate(request, user)
@@ -270,11 +236,3 @@ def test_a_view_serves_its_policies_and_objects_only(declare: Declare) -> None:
     assert ask(CancelView, boss, {}, policy=REMIND, search="N-1").status_code == 409
     assert ask(OfTenant, boss, tenant, policy=REMIND, search="N-1").data["timeout"]["object"]["id"] == str(own.pk)
     assert ask(OfTenant, boss, {"X-Tenant": "old"}, policy=REMIND, search="N-1").status_code == 404
-
-
-def test_the_queryset_of_a_view_serves_no_policy_of_another_model(order: Order) -> None:
-    boss, parcel = User.objects.create_superuser("boss"), Parcel.objects.create()
-    assert ask(OfQuerySet, boss, {}, policy=REMIND, object=order.pk).status_code == 200
-    assert ask(OfQuerySet, boss, {}, policy="testapp.parcel.chase", object=str(parcel.pk)).status_code == 404
-    Order.objects.update(status="secret")
-    assert ask(OfQuerySet, boss, {}, policy=REMIND, object=order.pk).status_code == 404

@@ -149,15 +149,6 @@ def test_an_event_in_time_cancels_the_timeout_and_may_proceed(service: APIClient
     assert [state for state, _ in rounds()] == ["cancelled"]
 
 
-def test_while_a_handler_decides_the_caller_is_asked_to_return(service: APIClient, order: Order) -> None:
-    row = dq.schedule_timeout(order, "send_outside", hours=1)
-    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
-    with nothing_changes():
-        answer = ask(service, "guard", policy="testapp.order.send_outside", object=order.pk)
-    assert (answer.status_code, answer["Retry-After"]) == (503, "5")
-    assert "nothing is decided" in answer.data["detail"]
-
-
 @pytest.mark.parametrize("what", ADDRESSES)
 def test_each_request_needs_its_permission_and_a_search_that_to_view(
     what: str, client_with: ClientWith, order: Order
@@ -192,20 +183,16 @@ def test_a_number_of_no_object_is_404_and_of_several_409(service: APIClient, ord
 
 BAD: list[tuple[dict[str, Any], str]] = [
     *(({"policy": value}, "policy") for value in ("testapp.order.nothing", "remind", "", None)),
-    *(({"object": value}, "object") for value in ("seventeen", None)),
-    *(
-        ({"search": "A-1"}, "object"),
-        ({"key": "k" * 201}, "key"),
-        ({"key": "\0"}, "key"),
-        ({"reason": "r" * 256}, "reason"),
-    ),
-    *(({"untill": "2030-01-01"}, "untill"), ({"\ud800": 1}, "?")),
+    *(({"object": "seventeen"}, "object"), ({"object": None}, "object"), ({"search": "A-1"}, "object")),
+    *(({"key": "k" * 201}, "key"), ({"key": "\0"}, "key"), ({"untill": "2030-01-01"}, "untill"), ({"\ud800": 1}, "?")),
 ]
 BAD_DEADLINES: list[tuple[dict[str, Any], str]] = [
-    *(({"hours": value}, "hours") for value in (-1, "soon")),
     *((change, "delay") for change in ({}, {"weeks": 1e8}, {"hours": 1, "at": "2030-01-01T00:00:00Z"})),
-    *(({"at": value}, "at") for value in ("9999-01-01T00:00:00Z", "tomorrow")),
-    ({"hours": 1, "on_conflict": "kep"}, "on_conflict"),
+    *(
+        ({"hours": -1}, "hours"),
+        ({"at": "9999-01-01T00:00:00Z"}, "at"),
+        ({"hours": 1, "on_conflict": "x"}, "on_conflict"),
+    ),
     *(({"hours": 1, "payload": value}, "payload") for value in ("\0", ["\ud800"], "x" * 1_000_001)),
     *((({"on_conflict": "once", **delay}), "delay") for delay in ({"hours": 5}, {})),
 ]
@@ -242,12 +229,9 @@ def test_a_model_without_numbers_is_found_by_its_key(service: APIClient, declare
     )
 
 
-@pytest.mark.parametrize("unauthenticated", [None, "django.contrib.auth.models.AnonymousUser"])
-def test_a_project_may_admit_requests_without_a_user(
-    settings: Any, order: Order, monkeypatch: Patch, unauthenticated: Any
-) -> None:
+def test_a_project_may_admit_requests_without_a_user(settings: Any, order: Order, monkeypatch: Patch) -> None:
     """They may not search, and have keys of their own."""
-    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": unauthenticated}
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": None}
     monkeypatch.setattr(CancelView, "permission_classes", [AllowAny])
     assert ask(APIClient(), "cancel", policy=NUMBERED, search=order.note).status_code == 403
     headers = {"Idempotency-Key": "k"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,17 +10,14 @@ from django.db.models import prefetch_related_objects
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations, signals
+from django_delayq import operations
 from django_delayq.contrib.countdown import countdown_of, pending_countdowns
-from django_delayq.ledger import controls
-from django_delayq.models import PolicyControl, Timeout
-from django_delayq.testing import fire_due
-from tests.support.seen import sql_of
+from django_delayq.models import Timeout
+from tests.support.seen import heard
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True, databases=["default", "replica"])]
 BY = "admin:alice"
-HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
@@ -36,32 +31,17 @@ def written() -> Timeout:
     return Timeout.objects.using("default").get()
 
 
-@contextmanager
-def received(*names: str) -> Iterator[list[tuple[Any, ...]]]:
-    """Collect what receivers see of the rows in signals."""
-    got: list[tuple[Any, ...]] = []
-
-    def receive(signal: Any, timeout: Any, **_: Any) -> None:
-        got.append((timeout._state.db, timeout.state, timeout.due_at, timeout.history, timeout.content_object.note))
-
-    for name in names:
-        getattr(signals, name).connect(receive)
-    try:
-        yield got
-    finally:
-        for name in names:
-            getattr(signals, name).disconnect(receive)
-
-
 def test_a_payment_view_reads_the_order_from_the_replica_and_pays_on_the_writer(order: Order) -> None:
     Order.objects.using("default").update(note="written since")
-    with received("timeout_cancelled") as got, dq.before_deadline(order, "cancel_unpaid") as timeout:
+    with heard("cancelled") as got, dq.before_deadline(order, "cancel_unpaid") as timeout:
         assert (order.note, order._state.db) == ("written since", "default")
         assert timeout is not None and timeout.state == "cancelled"
         order.status = "paid"
         order.save()
     assert (written().state, written().cause) == ("cancelled", "condition")
-    assert [(db, state, note) for db, state, _, _, note in got] == [("default", "cancelled", "written since")]
+    ((_, told),) = got
+    obj: Any = told.content_object
+    assert (told._state.db, told.state, obj.note) == ("default", "cancelled", "written since")
 
 
 def test_a_payment_after_the_deadline_is_refused_although_the_replica_still_shows_it_pending(order: Order) -> None:
@@ -78,40 +58,30 @@ def test_an_order_that_the_replica_does_not_have_yet_can_be_paid(replicate: Call
 
 
 @pytest.mark.parametrize("given", ["order", "row"])
-@pytest.mark.parametrize("verb", [dq.cancel_timeout, dq.reschedule_timeout, dq.extend_timeout, operations.postpone])
+@pytest.mark.parametrize("verb", [dq.cancel_timeout, dq.reschedule_timeout, dq.extend_timeout])
 def test_a_verb_acts_on_the_writer_whatever_it_is_given(
     order: Order, row: Timeout, given: str, verb: Callable[..., Any]
 ) -> None:
-    options: dict[str, Any] = {} if verb is dq.cancel_timeout else {"hours": 9}
     arguments: tuple[Any, ...] = (order, "cancel_unpaid") if given == "order" else (row,)
-    before, state = written().due_at, "pending" if options else "cancelled"
-    if verb is operations.postpone:
-        options, arguments = {"by": BY, **options}, (row if given == "row" else order.timeouts.all(),)
-    with received("timeout_cancelled", "timeout_rescheduled") as got:
-        verb(*arguments, **options)
-    after = written()
-    assert after.state == state
-    assert (after.due_at > before) == (state == "pending")
-    if verb is not operations.postpone or given == "row":  # many rows send no signal
-        assert got == [("default", state, after.due_at, after.history, "first")]
+    before, is_cancel = written().due_at, verb is dq.cancel_timeout
+    with heard("cancelled", "rescheduled") as got:
+        verb(*arguments, **{} if is_cancel else {"hours": 9})
+    after, ((_, told),) = written(), got
+    assert (after.state == "cancelled", after.due_at > before) == (is_cancel, not is_cancel)
+    seen = (told._state.db, told.state, told.due_at, told.history)
+    assert seen == ("default", after.state, after.due_at, after.history)
 
 
-def test_scheduling_for_an_order_of_the_replica_writes_to_the_writer(order: Order) -> None:
-    timeout = dq.schedule_timeout(order, "remind", hours=1)
+def test_scheduling_saving_and_deleting_an_order_of_the_replica_changes_timeouts_on_the_writer(order: Order) -> None:
+    assert dq.schedule_timeout(order, "remind", hours=1)._state.db == "default"
     dq.schedule_timeouts(Order.objects.all(), "remind", key="many", hours=1)
-    assert Timeout.objects.using("default").filter(policy__endswith="remind").count() == 2
-    assert timeout._state.db == "default"
-
-
-def test_saving_and_deleting_an_order_of_the_replica_changes_its_timeouts_on_the_writer(order: Order) -> None:
-    order.status = "paid"
-    order.save()
-    assert written().cause == "condition"
-    order.status = "unpaid"
-    order.save()
+    for order.status in ("paid", "unpaid"):
+        order.save()
     order.delete()
-    states = Timeout.objects.using("default").order_by("id").values_list("state", "cause")
-    assert list(states) == [("cancelled", "condition"), ("cancelled", "gone")]
+    rows = Timeout.objects.using("default").order_by("id").values_list("policy", "state", "cause")
+    ends = [(label.rpartition(".")[2], state, cause) for label, state, cause in rows]
+    unpaid, reminder = ("cancel_unpaid", "cancelled"), ("remind", "cancelled", "gone")
+    assert ends == [(*unpaid, "condition"), reminder, reminder, (*unpaid, "gone")]
 
 
 SOURCES: dict[str, Callable[[Order], Any]] = {
@@ -136,23 +106,14 @@ BULK: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize(
     ("source", "verb"),
-    [*((source, "extend_timeouts") for source in SOURCES), *((source, "cancel") for source in SOURCES),
-     *(("the relation", verb) for verb in BULK)],
-)  # fmt: skip
+    [*((source, "extend_timeouts") for source in SOURCES), *(("the relation", verb) for verb in BULK)],
+)
 @pytest.mark.usefixtures("row")
 def test_a_bulk_verb_changes_the_rows_of_the_writer(order: Order, source: str, verb: str) -> None:
     before = (written().state, written().due_at)
     changed = BULK[verb](SOURCES[source](order))
     assert getattr(changed, "changed", changed) == 1
     assert (written().state, written().due_at) != before
-
-
-def test_a_dead_row_of_the_replica_is_retried_on_the_writer(order: Order, replicate: Callable[[], None]) -> None:
-    dead = {"state": "dead", "cause": "retries", "settled_at": timezone.now(), "slot_taken": None}
-    Timeout.objects.using("default").update(**dead)
-    replicate()
-    assert operations.retry(order.timeouts.all(), by=BY).changed == 1
-    assert written().state == "pending"
 
 
 def test_every_answer_is_the_writer_s(order: Order, row: Timeout) -> None:
@@ -185,38 +146,3 @@ def test_sync_decides_by_the_writer(order: Order) -> None:
     assert dq.sync_timeouts(Timeout.objects.get()) == 1
     Order.objects.using("default").update(status="paid")
     assert dq.sync_timeouts(Order.objects.filter(status="paid")) == 1  # which the replica does not have
-
-
-def test_a_firing_decides_by_the_writer_and_its_handler_reads_the_writer_s_row(
-    order: Order, declare: Callable[..., Any]
-) -> None:
-    seen: list[Any] = []
-    declare(Order, lambda obj, timeout: seen.append((obj.note, timeout.history, obj._state.db)), name="see")
-    Order.objects.using("default").update(note="written since")
-    dq.schedule_timeout(order, "see", hours=1)
-    dq.reschedule_timeout(order, "see", seconds=0)
-    with received("timeout_fired") as got:
-        assert fire_due() == 1
-    row = Timeout.objects.using("default").get(policy__endswith="see")
-    assert seen == [("written since", row.history, "default")]
-    assert got == [("default", "fired", row.due_at, row.history, "written since")]
-
-
-def test_a_policy_is_paused_on_the_writer(replicate: Callable[[], None]) -> None:
-    operations.pause("testapp.order.cancel_unpaid", by=BY)
-    assert PolicyControl.objects.using("default").get().stop == "paused"
-    assert controls.policy_state("testapp.order.cancel_unpaid", "default").stop == "paused"
-
-
-@pytest.mark.parametrize("act", BULK.values(), ids=list(BULK))
-def test_a_bulk_verb_asks_as_often_for_a_hundred_rows_as_for_three(
-    replicate: Callable[[], None], act: Callable[[Any], Any]
-) -> None:
-    asked = {}
-    for count in (3, 100):
-        orders = Order.objects.using("default").bulk_create(Order(note=str(count)) for _ in range(count))
-        dq.schedule_timeouts(orders, "remind", hours=1)
-        replicate()
-        ids = [str(order.pk) for order in orders]
-        asked[count] = len(sql_of(lambda ids=ids: act(Timeout.objects.filter(object_id__in=ids))))  # type: ignore[misc]
-    assert asked[100] == asked[3] <= 14

@@ -1,12 +1,14 @@
-"""Databases without a ledger are left alone; routers that separate what belongs together are named by a check."""
+"""Databases without a ledger are left alone; routers that separate what belongs together are named; two ledgers."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.contrib.contenttypes.models import ContentType
+from django.core.management.color import no_style
 from django.db import connections
 from django.utils import timezone
 from pytest_django import Settings
@@ -14,9 +16,17 @@ from pytest_django import Settings
 import django_delayq as dq
 from django_delayq.checks import check_policies
 from django_delayq.conf import ConfigError
-from django_delayq.ledger.routing import database_of, writer_of
+from django_delayq.ledger.routing import writer_of
 from django_delayq.models import Timeout
-from tests.testapp.models import ExpressOrder, Order, OrderProxy
+from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
+from django_delayq.worker.sweep import try_claim_turn
+from tests.support.typed import Declare
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker
+from tests.testapp.models import ExpressOrder, Order
+
+if TYPE_CHECKING:
+    import redis
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True, databases=["default", "replica", "archive"])]
 
@@ -37,19 +47,11 @@ def test_a_copy_in_an_archive_without_ledger_is_saved_and_deleted_and_changes_no
     copy = Order.objects.using("archive").get()
     assert copy.status == "paid"
     assert states() == [("pending", "")]
-    OrderProxy.objects.using("archive").get().delete(using="archive")
     ExpressOrder.objects.using("archive").create(status="unpaid", created_at=timezone.now()).delete(using="archive")
-    Order.objects.using("archive").bulk_create([Order(), Order()])
     Order.objects.using("archive").all().delete()
     assert states() == [("pending", "")]
-    assert not Order.objects.using("archive").exists()
-
-
-def test_an_object_that_moves_to_the_archive_cancels_where_it_is_deleted(order: Order) -> None:
-    pk = order.pk
-    order.save(using="archive")
-    Order.objects.using("default").get(pk=pk).delete()
-    assert states() == [("cancelled", "gone")]
+    Order.objects.using("default").get(pk=order.pk).delete()
+    assert states() == [("cancelled", "gone")], "where it is deleted"
 
 
 def test_a_verb_refuses_an_object_of_the_archive_where_no_router_says_whose_it_is(
@@ -79,9 +81,8 @@ def test_a_shard_that_is_named_with_using_keeps_its_own_timeouts(settings: Setti
     assert states() == [("pending", "")]
     with pytest.raises(TypeError, match="several databases, default, replica"):
         dq.cancel_timeouts([row, Timeout.objects.using("default").get()])
-    for mixed in ([shard, order], [order, shard], [row, Timeout.objects.using("default").get()]):
-        with pytest.raises(TypeError, match="several databases, default, replica"):
-            dq.pending_timeouts(mixed)
+    with pytest.raises(TypeError, match="several databases, default, replica"):
+        dq.pending_timeouts([shard, order])
 
 
 class Reads:
@@ -91,11 +92,8 @@ class Reads:
         return "replica"
 
 
-class Shards:
+class Shards(Reads):
     """The primary of a shard belongs to its replica."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "replica"
 
     def db_for_write(self, model: Any, instance: Any = None, **hints: Any) -> str:
         return {"replica": "primary of the replica"}.get(instance and instance._state.db, "default")
@@ -138,12 +136,7 @@ class LedgerNowhere:
 @pytest.mark.parametrize(
     ("router", "number", "words", "fix"),
     [
-        (
-            LedgerElsewhere(),
-            "E004",
-            "written to database 'archive' and its timeouts to 'default'",
-            "'archive'",
-        ),
+        (LedgerElsewhere(), "E004", "written to database 'archive' and its timeouts to 'default'", "'archive'"),
         (KindsElsewhere(), "E020", "keep contenttypes out of database 'default'", "migrate --database default"),
         (LedgerNowhere(), "E021", "keep django_delayq out of database 'default'", "migrate --database default"),
     ],
@@ -151,42 +144,82 @@ class LedgerNowhere:
 def test_routers_that_separate_model_ledger_and_content_types_are_named_with_the_fix(
     settings: Settings, router: Any, number: str, words: str, fix: str
 ) -> None:
+    order = Order.objects.create(created_at=timezone.now())
     settings.DATABASE_ROUTERS = [router]
     [found] = {message.id: message for message in check_policies() if message.obj.model is Order}.values()
     assert found.id == f"django_delayq.{number}"
     assert words in found.msg
     assert fix in f"{found.msg} {found.hint}"
+    if number == "E004":
+        with pytest.raises(ConfigError, match="for the apps django_delayq and contenttypes"):
+            dq.cancel_timeout(order, "cancel_unpaid")
 
 
-def test_a_ledger_elsewhere_is_refused_by_every_verb(settings: Settings, order: Order) -> None:
-    settings.DATABASE_ROUTERS = [LedgerElsewhere()]
-    with pytest.raises(ConfigError, match="for the apps django_delayq and contenttypes"):
-        database_of(Order, order)
-    for verb in (dq.cancel_timeout, dq.get_deadline, dq.explain_timeout):
-        with pytest.raises(ConfigError):
-            verb(order, "cancel_unpaid")
-
-
-def test_connections_are_what_the_tests_believe() -> None:
-    assert "django_delayq_timeout" not in connections["archive"].introspection.table_names()
+# Two ledgers share one Redis: each has its own keys, workers and turns, although their ids overlap.
+LEDGERS = ("default", "replica")
+HOUR = timedelta(hours=1)
+next_million = itertools.count(1_000_000, 1_000_000)
 
 
 @pytest.fixture
-def other_kinds(settings: Settings) -> Iterator[None]:
-    """Without routers; the content types of "replica" have other ids than those of "default"."""
+def one_redis(settings: Settings, redis_client: redis.Redis) -> Iterator[None]:
+    """Without routers both databases have a ledger. After its start no worker sweeps, which would hide lost entries."""
     settings.DATABASE_ROUTERS = []
-    kinds = ContentType.objects.using("replica").filter(app_label="testapp")
-    kinds.filter(model="order").update(model="former")
-    ContentType.objects.clear_cache()
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": HOUR, "SYNC_INTERVAL": HOUR}
     yield
-    kinds.filter(model="order").delete()
-    kinds.filter(model="former").update(model="order")
-    ContentType.objects.clear_cache()
+    forget_engine()
 
 
-@pytest.mark.usefixtures("other_kinds")
-def test_a_deadline_is_annotated_in_the_database_that_executes_the_query() -> None:
-    orders = Order.objects.annotate(due=dq.Deadline("remind"))
-    for alias in ("default", "replica"):
-        row = dq.schedule_timeout(Order.objects.using(alias).create(status="new"), "remind", hours=1)
-        assert orders.using(alias).get().due == row.due_at
+def schedule(policy: Any, ledger: str, **delay: Any) -> Timeout:
+    order = Order.objects.using(ledger).create(status="new")
+    return dq.schedule_timeout(order, policy, **delay or {"after": timedelta(0)})
+
+
+def make_ids_overlap(policy: Any) -> None:
+    """Make the next timeout of each ledger get the same id."""
+    last = next(next_million)
+    for ledger in LEDGERS:
+        row = schedule(policy, ledger, hours=9)
+        row.delete()
+        row.pk = last
+        Timeout.objects.using(ledger).bulk_create([row])
+        with connections[ledger].cursor() as cursor:
+            for statement in connections[ledger].ops.sequence_reset_sql(no_style(), [Timeout]):
+                cursor.execute(statement)
+        row.delete()
+
+
+def state(row: Timeout) -> str:
+    return Timeout.objects.using(row._state.db).get(pk=row.pk).state
+
+
+def entries(ledger: str) -> int:
+    engine = get_engine(ledger)
+    assert engine is not None
+    return engine.queue("default", 0).stats().total
+
+
+@pytest.mark.usefixtures("one_redis")
+def test_a_worker_leaves_the_entries_of_another_ledger_alone(declare: Declare) -> None:
+    policy = declare(Order, name="shard")
+    make_ids_overlap(policy)
+    worker = RunningWorker(using="default", concurrency=1)
+    first = schedule(policy, "default")
+    wait_until(lambda: state(first) == "fired", "the worker has started")
+    other, own = (schedule(policy, ledger) for ledger in reversed(LEDGERS))
+    wait_until(lambda: state(own) == "fired" and not entries("default"), "its own one has fired")
+    worker.stop()
+    assert (state(other), entries("replica")) == ("pending", 1)
+    make_ids_overlap(policy)
+    near = schedule(policy, "default", minutes=1)
+    dq.cancel_timeout(schedule(policy, "replica", minutes=1))
+    assert (state(near), entries("default")) == ("pending", 1)
+
+
+@pytest.mark.usefixtures("one_redis")
+def test_a_turn_of_one_ledgers_worker_leaves_that_of_the_other_free() -> None:
+    engines = [get_worker_engine(ledger) for ledger in (*LEDGERS, *LEDGERS)]
+    assert [try_claim_turn(engine, "sweep", HOUR) for engine in engines] == [True, True, False, False]
+    for engine in engines:
+        assert engine is not None
+        engine.close()

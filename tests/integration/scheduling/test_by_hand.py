@@ -1,4 +1,4 @@
-"""Schedule, cancel, reschedule and extend by hand (DESIGN 3.2), in autocommit and in transactions."""
+"""Schedule, cancel, reschedule and extend one timeout by hand."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock, operations
+from django_delayq.arming.sync import TableSync
+from django_delayq.contrib.countdown import countdown_of
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import as_if
-from tests.support.seen import sql_of
+from tests.support.seen import heard, sql_of
+from tests.support.typed import Declare
+from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -64,18 +70,15 @@ def test_scheduling_again_replaces_the_pending_round_but_keeps_its_first_deadlin
     assert row.due_at == again.due_at > first.due_at
 
 
-@pytest.mark.parametrize("in_bulk", [False, True])
-def test_replacing_does_not_give_back_extensions_that_are_used_up(
-    order: Order, declare: Callable[..., Any], in_bulk: bool
-) -> None:
+def test_replacing_does_not_give_back_extensions_that_are_used_up(order: Order, declare: Declare) -> None:
     declare(Order, name="cart", max_extensions=2)
     first = dq.schedule_timeout(order, "cart", minutes=10)
-    for _ in range(2):
+    for replace in (
+        dq.schedule_timeout,
+        lambda order, *policy, **delay: dq.schedule_timeouts([order], *policy, **delay),
+    ):
         dq.extend_timeout(order, "cart", minutes=10)
-        if in_bulk:
-            dq.schedule_timeouts([order], "cart", minutes=10)
-        else:
-            dq.schedule_timeout(order, "cart", minutes=10)
+        replace(order, "cart", minutes=10)
     with transaction.atomic(), pytest.raises(dq.ExtensionLimit, match="max_extensions=2 is used up") as limit:
         dq.extend_timeout(order, "cart", minutes=10)
     assert dq.extend_timeouts(dq.pending_timeouts(order), minutes=10) == 0
@@ -90,13 +93,6 @@ def test_on_conflict_keeps_or_refuses_what_is_pending_and_schedules_otherwise(or
     with pytest.raises(dq.TimeoutConflict) as conflict:
         dq.schedule_timeout(order, "remind", hours=1, on_conflict="error")
     assert conflict.value.timeout == first
-
-
-def test_keys_are_slots_of_their_own_case_and_all(order: Order) -> None:
-    rows = [dq.schedule_timeout(order, "remind", minutes=1, key=key) for key in ("", "a", "A", "ä", "a ")]
-    assert len({row.pk for row in rows}) == 5
-    assert dq.cancel_timeout(order, "remind", key="A")
-    assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"", "a", "ä", "a "}
 
 
 def test_cancel_says_true_and_keeps_cause_and_reason(order: Order) -> None:
@@ -142,23 +138,7 @@ def test_reschedule_and_extend_move_the_pending_one_and_tell_its_history(order: 
     assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=125), 1)
 
 
-@pytest.mark.parametrize("gone", [{"content_type_id": 99_999}, {"object_id": "nonsense"}], ids=["model", "object"])
-def test_rows_whose_policy_is_gone_too_are_still_told_moved_and_cancelled(order: Order, gone: dict[str, Any]) -> None:
-    row, other = (dq.schedule_timeout(order, "remind", minutes=30, key=key) for key in ("", "b"))
-    Timeout.objects.update(policy="testapp.order.gone", **gone)
-    row.refresh_from_db()
-    story = dq.explain_timeout(row)
-    assert [event.what for event in story] == ["scheduled"]
-    assert "no longer declared" in str(story)
-    assert dq.extend_timeouts(Timeout.objects.filter(pk=other.pk), minutes=5) == 1
-    assert dq.cancel_timeout(row) is True
-    assert dq.cancel_timeouts(Timeout.objects.filter(pk=other.pk)) == 1
-    assert {each.state for each in Timeout.objects.all()} == {"cancelled"}
-
-
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 # `Limits(total=...)`: how far the application may move a deadline from its first one, by whichever verb.
-HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -201,44 +181,6 @@ def test_each_verb_moves_a_deadline_up_to_the_total_and_not_beyond(
     VERBS[verb](order, policy, now + 2 * HOUR)
 
 
-def test_fifty_replaces_push_a_deadline_no_further_than_one(
-    order: Order, policy: dq.TimeoutPolicy[Any], now: datetime
-) -> None:
-    refused = 0
-    for number in range(50):
-        with clock.set_to(now + number * HOUR):
-            try:
-                dq.schedule_timeout(order, policy, hours=1)
-            except dq.ExtensionLimit:
-                refused += 1
-    assert Timeout.objects.get().due_at == now + 3 * HOUR
-    assert refused == 47
-
-
-def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_scheduled_with_them(
-    policy: dq.TimeoutPolicy[Any], now: datetime
-) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    dq.schedule_timeout(orders[0], policy, at=now + HOUR)
-    with pytest.raises(dq.ExtensionLimit):
-        dq.schedule_timeouts(orders, policy, at=now + 4 * HOUR)
-    assert Timeout.objects.count() == 1
-    assert dq.schedule_timeouts(orders, policy, at=now + HOUR, on_conflict="keep") == 2
-    dq.extend_timeout(orders[0], policy, hours=2)
-    rows = dq.pending_timeouts(Order, policy)
-    assert dq.extend_timeouts(rows, minutes=90) == 2
-    assert dq.reschedule_timeouts(rows, at=now + 4 * HOUR) == 0
-    assert dq.reschedule_timeouts(rows, at=now + 2.75 * HOUR) == 3, "one of them is moved earlier"
-
-
-def test_an_overdue_one_may_be_made_due_now(order: Order, policy: dq.TimeoutPolicy[Any], now: datetime) -> None:
-    dq.schedule_timeout(order, policy, at=now + HOUR)
-    with clock.set_to(now + 9 * HOUR):
-        assert dq.schedule_timeout(order, policy, seconds=0).due_at == now + 9 * HOUR
-        with pytest.raises(dq.ExtensionLimit):
-            dq.schedule_timeout(order, policy, seconds=1)
-
-
 def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
     policy = declare(
         Order, name="bounded", after=HOUR, since="paid_at", when=Q(status="unpaid"), limits=dq.Limits(total=HOUR)
@@ -256,15 +198,173 @@ def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare
     assert dq.extend_timeout(order, policy, hours=1)
 
 
-def test_a_policy_without_total_needs_no_more_statements(order: Order, declare: Declare) -> None:
-    counts = []
-    for name, limits in (("plain", None), ("limited", dq.Limits(snoozes=3))):
-        policy = declare(Order, name=name, limits=limits)
-        counts.append([len(sql_of(lambda p=policy: dq.schedule_timeout(order, p, hours=1))) for _ in range(2)])  # type: ignore[misc]
-    assert counts[0] == counts[1]
+# What `cancel_timeout` closes: the round of the present `since`, though not armed yet, or one that was retried.
+CLOSED = ("cancelled", "hand", "the customer called")
 
 
-@pytest.mark.parametrize("wrong", [60, "1h", -HOUR])
-def test_a_total_that_is_no_length_of_time_is_refused(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="total must"):
-        dq.Limits(total=wrong)
+@pytest.fixture
+def unarmed() -> Order:
+    """An order that is not armed yet, as after `bulk_create`, or if a process died between save and arming."""
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    return Order.objects.get()
+
+
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how: str) -> None:
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid", reason="the customer called") is True
+    before = vars(unarmed.timeouts.get()) | {"_state": None}
+    sent = sql_of(lambda: dq.cancel_timeout(unarmed, "cancel_unpaid", reason="again"))
+    assert not [sql for sql in sent if sql.startswith("INSERT")]
+    if how == "save":
+        unarmed.save()
+    else:
+        TableSync("default").run(at_once=True)
+    row, since = unarmed.timeouts.get(), unarmed.created_at
+    assert vars(row) | {"_state": None} == before
+    assert (row.state, row.cause, row.reason) == CLOSED
+    assert (row.since_at, row.due_at) == (since, since + 30 * MINUTE)  # type: ignore[operator]
+
+
+def test_a_round_that_is_cancelled_while_its_condition_does_not_hold_keeps_its_deadlines(unarmed: Order) -> None:
+    unarmed.save()
+    dq.extend_timeout(unarmed, "cancel_unpaid", hours=1)
+    unarmed.status = "paying"
+    unarmed.save()
+    ended = unarmed.timeouts.get()
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
+    row = unarmed.timeouts.latest("id")
+    assert (row.pk > ended.pk, row.state, row.cause) == (True, "cancelled", "hand")
+    assert (row.due_at, row.first_due_at) == (ended.due_at, ended.first_due_at)
+
+
+def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
+    """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
+    exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
+    for policy, key in (("remind", ""), ("cancel_unpaid", "another"), (exempt, "")):
+        assert dq.cancel_timeout(unarmed, policy, key=key) is True
+    Order.objects.update(created_at=None)
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
+    Order.objects.all()._raw_delete("default")
+    assert dq.cancel_timeout(unarmed, "cancel_unpaid") is True
+    assert not Timeout.objects.exists()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("wrong", [ZeroDivisionError(), OperationalError("gone"), "beyond the calendar"], ids=str)
+def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
+    unarmed: Order, declare: Declare, caplog: pytest.LogCaptureFixture, wrong: Any, asynchronous: bool
+) -> None:
+    """It does not match the condition, so that saving it never asks. An error of the database passes."""
+
+    def since(order: Order) -> datetime:
+        if isinstance(wrong, Exception):
+            raise wrong
+        return datetime(9999, 12, 31, tzinfo=UTC)
+
+    policy = declare(Order, name="fails", after=HOUR, since=since, when=Q(status="shipped"))
+    cancel = async_to_sync(dq.acancel_timeout) if asynchronous else dq.cancel_timeout
+    if isinstance(wrong, OperationalError):
+        with pytest.raises(OperationalError):
+            cancel(unarmed, policy)
+        return
+    with transaction.atomic():
+        assert cancel(unarmed, policy) is True
+        Order.objects.update(status="paid")
+    assert Order.objects.get().status == "paid"
+    records: list[Any] = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
+    expected = [] if isinstance(wrong, str) else [(policy.label, str(unarmed.pk), True)]
+    assert [(record.policy, record.object_id, bool(record.exc_info)) for record in records] == expected
+
+
+@pytest.mark.parametrize("way", ["cancel", "guard", "strict"])
+def test_a_round_that_was_retried_is_displayed_and_cancelled_and_not_the_newer_one(order: Order, way: str) -> None:
+    """An operator has retried it, after `since` had come back to its value."""
+    row = as_if(dq.schedule_timeout(order, "remind", hours=1), "dead", "retries")
+    as_if(dq.schedule_timeout(order, "remind", hours=1), "cancelled", "superseded")
+    assert operations.retry(row, by="ada").changed == 1
+    row.refresh_from_db()
+    assert dq.get_deadline(order, "remind") == row.due_at
+    for displayed in (order, Order.objects.prefetch_related("timeouts").get()):
+        assert countdown_of(displayed, "remind").timeout_id == row.pk
+    assert "Nothing is pending" not in str(dq.explain_timeout(order, "remind"))
+    with heard("cancelled") as got:
+        if way == "cancel":
+            assert dq.cancel_timeout(order, "remind") is True
+        else:
+            with dq.before_deadline(order, "remind", strict=way == "strict") as timeout:
+                assert timeout == row and timeout.state == "cancelled"
+    assert (states(), got) == (["cancelled", "cancelled"], [("cancelled", row)])
+
+
+# `on_conflict="once"`: a key that has fired for a due time is not scheduled for it again.
+
+
+@pytest.fixture
+def at(now: datetime) -> datetime:
+    return now.replace(microsecond=123456) + HOUR
+
+
+def once(order: Order, at: datetime | None, how: str, policy: Any = "remind", **options: Any) -> Timeout | None:
+    options = {"key": "a day before", "on_conflict": "once", "at": at, **options}
+    if how == "many":
+        counted = dq.schedule_timeouts([order], policy, **options)
+        return dq.pending_timeouts(order, policy, key=options["key"]).get() if counted else None
+    schedule: Any = async_to_sync(dq.aschedule_timeout) if how == "async" else dq.schedule_timeout
+    row: Timeout = schedule(order, policy, **options)
+    return row if row.state == "pending" else None
+
+
+one_and_many = pytest.mark.parametrize("how", ["one", "many"])
+
+
+@pytest.mark.parametrize("how", ["one", "many", "async"])
+def test_a_reminder_that_has_fired_is_not_scheduled_again_when_its_booking_is_edited(
+    order: Order, at: datetime, how: str
+) -> None:
+    """The booking is moved to next week at last, and back: the reminder for next week would be wrong."""
+    assert once(order, at, how)
+    assert once(order, at, how), "while it is pending it is replaced"
+    with clock.set_to(at + MINUTE):
+        assert fire_due("testapp.order.remind") == 1
+    assert once(order, at, how) is None
+    with clock.set_to(at + HOUR):
+        assert once(order, at, how) is None, "although the due time has passed, which otherwise means now"
+    assert states() == ["fired"]
+    assert once(order, at, how, key="an hour before"), "another key"
+    assert once(order, at + 100 * HOUR, how), "another due time"
+    assert once(order, at, how) is None
+    newest = Timeout.objects.latest("id")
+    assert (newest.state, newest.cause) == ("cancelled", "superseded")
+
+
+@one_and_many
+def test_a_due_time_that_had_passed_is_recognised_too(order: Order, at: datetime, how: str) -> None:
+    with clock.set_to(at + 5 * HOUR):
+        row = once(order, at, how)
+        assert row is not None and row.due_at == row.run_at == at
+        assert fire_due() == 1
+        assert once(order, at, how) is None
+
+
+@one_and_many
+def test_what_did_not_fire_is_scheduled_again(order: Order, at: datetime, how: str) -> None:
+    for settled, cause in (("cancelled", "hand"), ("skipped", "condition"), ("dead", "retries")):
+        row = once(order, at, how)
+        assert row is not None
+        as_if(row, settled, cause)
+    row = once(order, at, how)
+    assert row is not None
+    as_if(row, "firing", "")
+    assert once(order, at, how) is None, "it fires just now"
+
+
+@one_and_many
+@pytest.mark.parametrize("delay", [{"seconds": 0}, {"after": HOUR}, {}], ids=str)
+def test_a_deadline_that_counts_from_now_is_refused_because_each_call_has_another(
+    order: Order, declare: Declare, how: str, delay: dict[str, Any]
+) -> None:
+    """A refund that was scheduled so was sent again with each repeated webhook, under a new idempotency key."""
+    policy = declare(Order, name="refund", after=None if delay else HOUR)
+    with pytest.raises(dq.InvalidDelay, match="Give at="):
+        once(order, policy=policy, at=None, how=how, **delay)
+    assert states() == []

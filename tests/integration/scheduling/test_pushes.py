@@ -79,10 +79,6 @@ def by_hand(verb: Act) -> Act:
     return do
 
 
-def rows(order: Order) -> Any:
-    return dq.pending_timeouts(order)
-
-
 def pay_inside(order: Order) -> None:
     with dq.before_deadline(order, "cancel_unpaid"):
         pass
@@ -91,16 +87,14 @@ def pay_inside(order: Order) -> None:
 BY_HAND: dict[str, Act] = {
     "schedule": lambda order: dq.schedule_timeout(order, "remind", minutes=5),
     "replace by a later one": by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=9)),
-    "replace by an earlier one": by_hand(lambda order: dq.schedule_timeout(order, "remind", minutes=2)),
     "reschedule later": by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=9)),
-    "reschedule earlier": by_hand(lambda order: dq.reschedule_timeout(order, "remind", minutes=2)),
     "extend": by_hand(lambda order: dq.extend_timeout(order, "remind", minutes=9)),
     "schedule many": lambda order: dq.schedule_timeouts([order], "remind", minutes=5),
     "replace many": by_hand(lambda order: dq.schedule_timeouts([order], "remind", minutes=9)),
-    "reschedule many": by_hand(lambda order: dq.reschedule_timeouts(rows(order), minutes=9)),
-    "extend many": by_hand(lambda order: dq.extend_timeouts(rows(order), minutes=9)),
-    "postpone": by_hand(lambda order: operations.postpone(rows(order), minutes=9, **BY)),
-    "fire now": by_hand(lambda order: operations.fire_now(rows(order), **BY)),
+    "reschedule many": by_hand(lambda order: dq.reschedule_timeouts(dq.pending_timeouts(order), minutes=9)),
+    "extend many": by_hand(lambda order: dq.extend_timeouts(dq.pending_timeouts(order), minutes=9)),
+    "postpone": by_hand(lambda order: operations.postpone(dq.pending_timeouts(order), minutes=9, **BY)),
+    "fire now": by_hand(lambda order: operations.fire_now(dq.pending_timeouts(order), **BY)),
     "retry": retry,
 }
 ARMED: dict[str, Act] = {
@@ -114,8 +108,8 @@ ARMED: dict[str, Act] = {
 }
 CANCELLED: dict[str, Act] = {
     "cancel": lambda order: dq.cancel_timeout(order, "cancel_unpaid"),
-    "cancel many": lambda order: dq.cancel_timeouts(rows(order)),
-    "operator": lambda order: operations.cancel(rows(order), **BY),
+    "cancel many": lambda order: dq.cancel_timeouts(dq.pending_timeouts(order)),
+    "operator": lambda order: operations.cancel(dq.pending_timeouts(order), **BY),
     "save": lambda order: change(order, status="paid"),
     "sync": lambda order: [Order.objects.update(status="paid"), dq.sync_timeouts(order)],
     "delete": lambda order: order.delete(),
@@ -164,7 +158,10 @@ def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone_and_is_cancelled
     assert in_redis() == {}
     sent: list[Change] = []
     monkeypatch.setattr(outbox, "push", lambda using, changes: sent.extend(changes))
-    for cancel in (lambda: dq.cancel_timeout(order, "remind"), lambda: operations.cancel(rows(order), **BY)):
+    for cancel in (
+        lambda: dq.cancel_timeout(order, "remind"),
+        lambda: operations.cancel(dq.pending_timeouts(order), **BY),
+    ):
         cancel()
         dq.schedule_timeout(order, "remind", minutes=4)
     assert sent == []

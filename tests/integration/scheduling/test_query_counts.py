@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.sql.dialects import dialect_of
+from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.support.seen import sql_of
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
-Declare = Callable[..., dq.TimeoutPolicy[Any]]
 at_once = dialect_of(connection).locks_and_writes_at_once
 
 
@@ -54,17 +53,6 @@ def test_scheduling_is_one_statement_without_a_transaction_of_its_own(order: Ord
         assert statements(schedule) == expected
 
 
-def test_replacing_is_a_second_statement_and_keeps_one_row(order: Order) -> None:
-    first = dq.schedule_timeout(order, "remind", minutes=5, reason="first")
-    again = statements(lambda: dq.schedule_timeout(order, "remind", minutes=9, reason="again"))
-    assert again == ["WITH", "WITH"] if at_once else "UPDATE" in again
-    row = Timeout.objects.get()
-    assert (row.pk, row.reason, row.first_due_at) == (first.pk, "again", first.first_due_at)
-    assert row.due_at == row.run_at > first.due_at
-    moved = dq.schedule_timeout(order, "remind", minutes=9, payload={"n": 1})
-    assert {**vars(moved), "_state": None} == {**vars(Timeout.objects.get()), "_state": None}
-
-
 @pytest.mark.parametrize(("policy", "steps"), [("remind", []), ("cancel_unpaid", ["SELECT"])])
 def test_cancelling_is_one_statement_also_for_the_round_of_a_column(
     order: Order, policy: str, steps: list[str]
@@ -91,63 +79,20 @@ def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order, 
     assert statements(pay) == (["SELECT", "UPDATE"] if at_once else [*in_steps, "UPDATE"])
 
 
-def test_the_row_keeps_since_as_the_database_has_it(order: Order, declare: Declare) -> None:
-    policy = declare(Order, name="counted", since="created_at", after=timedelta(minutes=30))
-    since_at, order.created_at = order.created_at, None
-    row = dq.schedule_timeout(order, policy, minutes=5)
-    stored = Timeout.objects.get()
-    assert row.since_at == stored.since_at == since_at
-    fields = [field.attname for field in Timeout._meta.concrete_fields]
-    assert [getattr(row, name) for name in fields] == [getattr(stored, name) for name in fields]
-    assert (row._state.adding, row._state.db) == (False, "default")
-
-
-def test_a_save_that_changes_nothing_is_one_statement_more(order: Order, declare: Declare) -> None:
-    def save() -> None:
-        order.save()
-
-    for name in ("one", "two"):
-        declare(Order, name=name, since="created_at", after=timedelta(days=9000), when=Q(status="new"))
-    save()
-    assert Timeout.objects.count() == 2
-    assert statements(save) == ["UPDATE", "SELECT"]
-    assert transactions(save) == 0
-    with transaction.atomic():
-        assert statements(save) == ["UPDATE", "SELECT"]
-
-
-@pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite has no row locks")
+@needs_row_locks
 @pytest.mark.parametrize("verb", ["schedule", "replace", "cancel", "guard"])
 def test_a_verb_that_waits_for_the_object_has_not_locked_its_row(verb: str, order: Order) -> None:
     """The order of locks inside one statement is the planner's; here the row must stay free."""
     if verb != "schedule":
         dq.schedule_timeout(order, "remind", minutes=5)
-
-    def act() -> None:
-        try:
-            if verb == "guard":
-                with dq.before_deadline(Order.objects.get(pk=order.pk), "remind"):
-                    pass
-            elif verb == "cancel":
-                assert dq.cancel_timeout(order, "remind")
-            else:
-                dq.schedule_timeout(order, "remind", minutes=9)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=act)
     with transaction.atomic():
         Order.objects.select_for_update().get(pk=order.pk)
-        thread.start()
-        thread.join(0.5)
-        assert thread.is_alive()
-        rows = Timeout.objects.select_for_update(skip_locked=True)
-        assert len(rows) == (verb != "schedule")
+        session = Session(lambda: SINGLE["schedule" if verb == "replace" else verb](order))
+        session.wait_until_it_waits()
+        assert len(Timeout.objects.select_for_update(skip_locked=True)) == (verb != "schedule")
         Order.objects.filter(pk=order.pk).update(note="changed meanwhile")
-    thread.join(20)
-    assert not thread.is_alive()
-    row = Timeout.objects.get()
-    assert row.state == ("pending" if verb in ("schedule", "replace") else "cancelled")
+    session.end()
+    assert Timeout.objects.get().state == ("pending" if verb in ("schedule", "replace") else "cancelled")
 
 
 # Each verb locks the business row first and the ledger row second, and several rows in the order of their slots. Two
@@ -203,13 +148,3 @@ def test_rows_are_inserted_in_the_order_of_their_slots(declare: Callable[..., An
     slots = list(Timeout.objects.order_by("pk").values_list("slot", flat=True))
     assert len(slots) == (8 if by_save else 20)
     assert slots == sorted(slots)
-
-
-def test_extending_many_leaves_a_retry_waiting(order: Order) -> None:
-    """As extending one does: the handler failed, and its next attempt must not come early."""
-    row = dq.schedule_timeout(order, "remind", minutes=1)
-    retry_at = row.due_at + timedelta(hours=5)
-    Timeout.objects.update(run_at=retry_at, attempts=1)
-    assert dq.extend_timeouts(dq.pending_timeouts(Order, "remind"), minutes=1) == 1
-    row.refresh_from_db()
-    assert (row.run_at, row.due_at) == (retry_at, retry_at - timedelta(hours=4, minutes=59))

@@ -6,9 +6,6 @@ That slows it down. It neither kills it, nor uses up attempts that never ran, no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import OperationalError
@@ -89,19 +86,3 @@ def test_a_suspect_that_cannot_run_is_charged_nothing_however_often_it_is_delive
     stuck.clear()
     fire(row, deliveries=FORGED)
     assert state(row) == ("fired", "due")
-
-
-def test_a_process_that_died_of_it_is_counted_when_its_lease_is_over(declare: Declare, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=50)}
-    row = due(Order.objects.create(), declare(Order, count, name="once", retry=Retry.never()))
-
-    def die(step: str) -> None:
-        if step == "noted":
-            raise KeyboardInterrupt
-
-    set_checkpoint_hook(die)
-    while state(row)[0] == "pending":
-        with suppress(KeyboardInterrupt):
-            fire(row, deliveries=2)
-    assert state(row) == ("dead", "retries")
-    assert "died" in row.reason

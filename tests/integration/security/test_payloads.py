@@ -9,10 +9,9 @@ import uuid
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
-from django_delayq import InvalidPayload, schedule_timeout, schedule_timeouts
-from django_delayq.firing import plan, run
+from django_delayq import InvalidPayload, schedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.scheduling.payloads import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH
 from tests.testapp.models import Order
@@ -71,35 +70,3 @@ def test_json_comes_back_as_it_was() -> None:
         row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload=payload)
         row.refresh_from_db()
         assert row.payload == payload and type(row.payload) is type(payload)
-
-
-def test_postgresql_returns_large_floats_as_integers_and_dicts_in_another_order() -> None:
-    row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload={"bb": 1e16, "a": [-0.0, 9e15, 0.1]})
-    row.refresh_from_db()
-    if connection.vendor == "postgresql":
-        assert repr(row.payload) == "{'a': [0.0, 9000000000000000.0, 0.1], 'bb': 10000000000000000}"
-    else:
-        assert repr(row.payload) == "{'bb': 1e+16, 'a': [-0.0, 9000000000000000.0, 0.1]}"
-
-
-def test_bulk_verbs_and_replacing_store_the_deepest_payload_too() -> None:
-    orders, deepest = [Order.objects.create(), Order.objects.create()], _nested(MAX_PAYLOAD_DEPTH, "é")
-    for _ in range(2):
-        assert schedule_timeouts(orders, "remind", hours=1, payload=deepest) == 2
-    schedule_timeout(orders[0], "remind", hours=2, payload=deepest)
-    assert [row.payload for row in Timeout.objects.all()] == [deepest, deepest]
-
-
-@pytest.mark.dialect
-def test_a_payload_that_somebody_spoilt_in_the_database_stops_nobody() -> None:
-    """Only where a database stores JSON as a string that it does not parse."""
-    row = schedule_timeout(Order.objects.create(), "remind", seconds=0, payload={"a": 1})
-    if connection.vendor != "sqlite":
-        pytest.skip("this database refuses invalid JSON")
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA ignore_check_constraints = ON")
-        cursor.execute("UPDATE django_delayq_timeout SET payload = 'cos\nsystem' WHERE id = %s", [row.pk])
-        cursor.execute("PRAGMA ignore_check_constraints = OFF")
-    (work,), _ = plan({row.pk: 1}, "default")
-    report = run(work, "default")
-    assert row.pk in {*report.done, *report.again}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.db import transaction
 
 from django_delayq import Retry
 from django_delayq.conf import ConfigError
@@ -89,16 +88,6 @@ def test_a_scrubber_that_fails_loses_no_attempt_and_tells_nothing(
     assert {getattr(record, "event", "") for record in caplog.records} == {"scrub_failed", "timeout_failed"}
 
 
-def test_what_callbacks_after_the_commit_raise_is_scrubbed(declare: Declare, settings: Any, caplog: Log) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": scrub}
-
-    def handler(order: Order, timeout: Timeout) -> None:
-        transaction.on_commit(lambda: refuse(order, timeout))
-
-    assert failed(declare, handler).state == "fired"
-    assert "[card]" in logged(caplog) and SECRET not in logged(caplog)
-
-
 def test_what_is_kept_of_an_error_is_capped_and_contains_no_locals(declare: Declare) -> None:
     def handler(order: Order, timeout: Timeout) -> None:
         card = f"{SECRET}"
@@ -108,14 +97,6 @@ def test_what_is_kept_of_an_error_is_capped_and_contains_no_locals(declare: Decl
     assert SECRET not in kept(row)
     assert len(row.reason) <= memory.MAX_REASON
     assert len(str(row.history)) < error_texts.MAX_TRACEBACK + 2000
-
-
-def test_a_history_does_not_grow_for_ever(declare: Declare) -> None:
-    row = due(Order.objects.create(), declare(Order, refuse, name="refuse", retry=Retry([0] * 60)))
-    for _ in range(50):
-        fire(row)
-    row.refresh_from_db()
-    assert (row.attempts, len(row.history)) == (50, memory.MAX_EVENTS)
 
 
 @pytest.mark.parametrize("wrong", ["no.such.scrubber", "tests.settings.DB"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sentry_sdk
@@ -18,16 +18,13 @@ from sentry_sdk.transport import Transport
 
 from django_delayq.firing.state import firing_state
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
 OPENTELEMETRY = "django_delayq.contrib.opentelemetry.around_handler"
 SENTRY = "django_delayq.contrib.sentry.around_handler"
 Around = Callable[..., None]
 
 
 @pytest.fixture
-def around(settings: Settings) -> Around:
+def around(settings: Any) -> Around:
     """`around(...)` sets `AROUND`. What was logged before is logged again."""
     firing_state.forget()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,28 +15,15 @@ from django.db import transaction
 import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import MODES, due, fire, state
-from tests.integration.firing.handlers import Declare, Log, raising
+from tests.integration.firing.handlers import Declare, Log, raising, write
 from tests.integration.firing.limits import LIMITS, RETRY, compute, overrun
-from tests.integration.firing.rows import FIRED, logged, tried
+from tests.integration.firing.rows import FIRED, logged, tried, written
 from tests.integration.tracing.conftest import Around
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 INSIDE: ContextVar[tuple[str, ...]] = ContextVar("inside", default=())
 noted: list[str] = []
-
-
-@contextmanager
-def outer(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
-    noted.append(f"{policy.name} {len(timeouts)}")
-    try:
-        with entering("outer"):
-            yield
-    except Exception as error:
-        noted.append(type(error).__name__)
-        raise
-    else:
-        noted.append("returned")
 
 
 @contextmanager
@@ -49,15 +35,19 @@ def entering(name: str) -> Iterator[None]:
         INSIDE.reset(token)
 
 
+@contextmanager
+def outer(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
+    noted.append(f"{policy.name} {len(timeouts)}")
+    try:
+        with entering("outer"):
+            yield
+    except Exception as error:
+        noted.append(type(error).__name__)
+        raise
+
+
 def inner(policy: Any, timeouts: Sequence[Timeout]) -> Any:
     return entering("inner")
-
-
-class Unhashable:
-    __hash__: Any = None
-
-    def __call__(self, policy: Any, timeouts: Sequence[Timeout]) -> Any:
-        return entering("object")
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +65,12 @@ def test_each_call_of_a_handler_is_surrounded(declare: Declare, around: Around, 
     async def later(target: Any, timeouts: Any) -> None:
         handler(target, timeouts)
 
-    around(f"{__name__}.outer", functools.partial(inner), Unhashable())
+    around(f"{__name__}.outer", functools.partial(inner))
     policy = declare(Order, later if mode == "async" else handler, name="surrounded", **MODES.get(mode, {}))
     rows = [due(Order.objects.create(), policy) for _ in range(3)]
     assert set(fire(*rows).fired) == {row.pk for row in rows}
-    assert seen == [("outer", "inner", "object")] * (1 if mode == "batch" else 3)
-    assert noted == (["surrounded 3", "returned"] if mode == "batch" else ["surrounded 1", "returned"] * 3)
+    assert seen == [("outer", "inner")] * (1 if mode == "batch" else 3)
+    assert noted == (["surrounded 3"] if mode == "batch" else ["surrounded 1"] * 3)
     assert INSIDE.get() == ()
 
 
@@ -90,24 +80,13 @@ def swallow(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def translate(policy: Any, timeouts: Sequence[Timeout]) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise LookupError("translated") from error
-
-
 EXPECTED = {ValueError: ("pending", ""), dq.Skip: ("skipped", "handler"), dq.GiveUp: ("dead", "handler")}
 
 
 @pytest.mark.parametrize("error", EXPECTED)
 @pytest.mark.parametrize("mode", ["alone", "outside"])
-@pytest.mark.parametrize("function", [inner, swallow, translate])
-def test_what_a_handler_raises_passes(
-    declare: Declare, around: Around, error: type[Exception], mode: str, function: Any
-) -> None:
-    around(outer, function)
+def test_what_a_handler_raises_passes(declare: Declare, around: Around, error: type[Exception], mode: str) -> None:
+    around(outer, swallow)
     policy = declare(Order, raising(error("no")), name="raises", retry=dq.Retry([60]), **MODES[mode])
     row = due(Order.objects.create(), policy)
     fire(row)
@@ -116,17 +95,13 @@ def test_what_a_handler_raises_passes(
     assert noted == ["raises 1", error.__name__]
 
 
-def no_manager(policy: Any, timeouts: Sequence[Timeout]) -> Any:
-    return None
-
-
-class Raising:
+class Broken:
     """A function of `AROUND` that raises at one place, also what no `except Exception` catches."""
 
     def __init__(self, error: type[BaseException], place: str) -> None:
         self.error, self.place = error, place
 
-    def __call__(self, policy: Any, timeouts: Sequence[Timeout]) -> Raising:
+    def __call__(self, policy: Any, timeouts: Sequence[Timeout]) -> Broken:
         return self.at("made")
 
     def __enter__(self) -> None:
@@ -135,60 +110,53 @@ class Raising:
     def __exit__(self, *args: object) -> None:
         self.at("left")
 
-    def at(self, place: str) -> Raising:
+    def at(self, place: str) -> Broken:
         if place == self.place:
             raise self.error
         return self
 
 
-def note_calls(target: Any, timeouts: Any) -> None:
-    for row in timeouts if isinstance(timeouts, list) else [timeouts]:
-        Effect.objects.create(what=" ".join(INSIDE.get()), object_id=row.object_id)
-
-
-ERRORS = [RuntimeError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 BROKEN: dict[str, list[Any]] = {
-    "no manager": [no_manager],
+    "no manager": [lambda policy, timeouts: None],
     "a wrong path": [f"{__name__}.no_such_function"],
-    **{error.__name__: [Raising(error, place) for place in ("made", "entered", "left")] for error in ERRORS},
+    "an error": [Broken(RuntimeError, place) for place in ("made", "entered", "left")],
+    "an exit": [Broken(SystemExit, place) for place in ("made", "entered", "left")],
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("broken", BROKEN)
-def test_an_error_of_a_function_neither_prevents_nor_repeats_nor_undoes_a_handler_and_is_logged_once(
+def test_an_error_of_a_function_is_logged_and_nothing_else(
     declare: Declare, around: Around, caplog: Log, broken: str, mode: str
 ) -> None:
     """The limit lets the handlers run in another thread than the main one, as in a worker."""
     around(*BROKEN[broken], outer)
     limits = dq.Limits(run=timedelta(minutes=1))
-    policy = declare(Order, note_calls, name="fires", limits=limits, retry=dq.Retry.never(), **MODES[mode])
+    policy = declare(Order, write, name="fires", limits=limits, retry=dq.Retry.never(), **MODES[mode])
     rows = [due(Order.objects.create(), policy) for _ in range(3)]
     caplog.clear()
     assert set(fire(*rows).fired) == {row.pk for row in rows}
     assert [tried(row) for row in rows] == [(FIRED, 1)] * 3
-    inside = "" if broken == "a wrong path" else "outer"  # the others are entered
-    called = Effect.objects.order_by("id").values_list("what", "object_id")
-    assert list(called) == [(inside, row.object_id) for row in rows]
+    assert written() == [row.object_id for row in rows]
+    assert bool(noted) == (broken != "a wrong path"), "the others are entered"
     [record] = logged(caplog, "around_failed")
-    assert (record.levelname, broken in {*list(BROKEN)[:2], record.exc_info[0].__name__}) == ("ERROR", True)
+    assert record.levelname == "ERROR"
     assert "the handler of testapp.order.fires is called nevertheless" in record.getMessage()
 
 
-class Watched(Raising):
+class Watched(Broken):
     """A context manager that notes that it was abandoned."""
 
     def __init__(self, policy: Any, timeouts: Sequence[Timeout]) -> None:
         super().__init__(RuntimeError, "")
-        self.ids = [row.pk for row in timeouts]
 
     def abandoned(self, error: BaseException) -> None:
-        noted.append(f"{self.ids} {type(error).__name__}")
+        noted.append(type(error).__name__)
         raise RuntimeError("it fails, too")
 
 
 @pytest.mark.parametrize("mode", ["alone", "outside"])
-def test_what_surrounds_a_call_is_told_that_it_is_abandoned(
+def test_what_surrounds_an_abandoned_call_is_notified(
     order: Order, declare: Declare, around: Around, caplog: Log, mode: str
 ) -> None:
     around(Watched)
@@ -196,15 +164,13 @@ def test_what_surrounds_a_call_is_told_that_it_is_abandoned(
     row = due(order, policy)
     fire(row)
     assert overrun(row) == ("pending", 1, "TimeLimitExceeded")
-    assert noted == [f"[{row.pk}] TimeLimitExceeded"]
+    assert noted == ["TimeLimitExceeded"]
     assert [len(logged(caplog, event)) for event in ("around_failed", "timeout_failed")] == [1, 1]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_callback_runs_in_the_context_of_its_handler_if_that_is_one(
-    declare: Declare, around: Around, mode: str, count: int
-) -> None:
+def test_a_callback_runs_in_the_context_of_its_handler(declare: Declare, around: Around, mode: str, count: int) -> None:
     def handler(target: Any, timeouts: Any) -> None:
         INSIDE.set((*INSIDE.get(), "handler"))
         with transaction.atomic():

@@ -73,9 +73,6 @@ class _Handler(BaseHTTPRequestHandler):
         match self.path:
             case "/hangs":
                 endpoint.ended.wait(60)
-            case "/waits":
-                endpoint.ended.wait(0.6)
-                self._answer(204)
             case "/dribbles":
                 self._dribble(endpoint.ended)
             case "/lies":

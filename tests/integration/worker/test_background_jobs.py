@@ -1,24 +1,33 @@
-"""Every worker syncs, prunes, sweeps, settles what died, extends its leases and follows operators."""
+"""The jobs of every worker: it syncs, prunes, sweeps, extends its leases; and what each does after an error."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-import redis
+from django.db import OperationalError, connection, connections
 from django.utils import timezone
 from pytest_django import Settings
 
 import django_delayq as dq
-from django_delayq.engine.engine import DUE_UNIT
-from django_delayq.ledger.claiming import claim_each
+from django_delayq.arming import scan
+from django_delayq.arming import sync as sync_module
+from django_delayq.backoff import Backoff
+from django_delayq.firing import plan
+from django_delayq.ledger.db_connections import needs_new_connection
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations import advance_clock
+from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker import Worker, background
+from django_delayq.worker.background import Background, Job
+from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, queue_in_redis, states
+from tests.support.workers import StartWorker, all_are, due_orders, events, queue_in_redis
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,16 +35,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 OFTEN, MINUTE, DAY = timedelta(milliseconds=100), timedelta(minutes=1), timedelta(days=1)
 
 
-@pytest.fixture(autouse=True)
-def often(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": OFTEN, "SYNC_INTERVAL": OFTEN}
-
-
 @pytest.mark.usefixtures("source")
 def test_a_worker_arms_what_saves_did_not_see_deletes_what_is_old_and_settles_what_another_one_died_with(
     start_worker: StartWorker, settings: Settings
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": 3 * DAY, "CATCH_UP": DAY}
+    often = {"SWEEP_INTERVAL": OFTEN, "SYNC_INTERVAL": OFTEN}
+    settings.DELAYQ = {**settings.DELAYQ, **often, "RETENTION": 3 * DAY, "CATCH_UP": DAY}
     young, old = due_orders("remind", 2)
     for row, days in ((young, 2), (old, 4)):
         then = timezone.now() - days * DAY
@@ -55,52 +60,22 @@ def test_a_worker_arms_what_saves_did_not_see_deletes_what_is_old_and_settles_wh
     assert Timeout.objects.filter(pk=young.pk).exists()
 
 
-def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: StartWorker, with_redis: Any) -> None:
-    """Otherwise nothing beyond the horizon would fire, in any worker, until the row is repaired."""
-    [broken] = due_orders("send_outside", hours=1)
-    due_orders("remind", 3, hours=2)
-    expired: dict[str, Any] = {"state": "firing", "slot_taken": None, "run_at": timezone.now() - MINUTE}
-    Timeout.objects.filter(pk=broken.pk).update(**expired, history=0)
-    start_worker()
-    Timeout.objects.exclude(pk=broken.pk).update(run_at=timezone.now())
-    wait_until(lambda: states() == {"firing": 1, "fired": 3})
-
-
-def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "SYNC_INTERVAL": timedelta(minutes=10)}
-    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(minutes=31))])
-    start_worker(burst=True).join()
-    assert states() == {"fired": 1}
-
-
-class Handler:
-    """A handler that runs until the test ends it."""
-
-    def __init__(self) -> None:
-        self.begun, self.end = threading.Event(), threading.Event()
-
-    def __call__(self, order: Order, timeout: Timeout) -> None:
-        self.begun.set()
-        assert self.end.wait(30)
-
-
-@pytest.fixture
-def handler() -> Iterator[Handler]:
-    made = Handler()
-    yield made
-    made.end.set()
-
-
 def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
-    start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any, handler: Handler
+    start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any
 ) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def handler(*_: object) -> None:
+        begun.set()
+        assert end.wait(30)
+
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=6)}
     policy = declare(Order, handler, name="endless")
     start_worker()
     # On SQLite the first heartbeat, which the same thread writes, would wait for the transaction of the handler.
     wait_until(WorkerSeen.objects.exists)
     [row] = due_orders(policy)
-    assert handler.begun.wait(30)
+    assert begun.wait(30)
 
     def ends_at() -> int:
         return dict(queue_in_redis().peek())[row.pk]
@@ -109,23 +84,11 @@ def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
     assert first / 1000 - timezone.now().timestamp() < 6.5
     wait_until(lambda: ends_at() > first or timezone.now().timestamp() * 1000 > first)
     assert timezone.now().timestamp() * 1000 < first, "it expired; the worker has leased it a second time"
-    handler.end.set()
+    end.set()
     wait_until(all_are("fired"))
 
 
-def test_a_claim_lasts_as_long_as_the_setting(
-    start_worker: StartWorker, settings: Settings, declare: Any, handler: Handler
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "LEASE": timedelta(seconds=3)}
-    [row] = due_orders(declare(Order, handler, name="endless", atomic=False))
-    start_worker()
-    assert handler.begun.wait(30)
-    row.refresh_from_db()
-    assert row.claimed_until is not None
-    assert row.claimed_until - timezone.now() < timedelta(seconds=3.5)
-
-
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "PRODUCTION": "production"}
     start_worker()
@@ -140,45 +103,125 @@ def test_workers_fire_each_step_before_the_next(start_worker: StartWorker, setti
     assert first is not None and second is not None and first < second
 
 
-FAR = timedelta(hours=20)
-LEASED = 2**52
+# After errors
+
+own_session = pytest.mark.skipif(bool(POOL or POOLER), reason="another thread or client gets the session next")
 
 
-@pytest.fixture
-def short_lease(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=5), "SWEEP_INTERVAL": timedelta(minutes=10)}
+def make_read_only() -> None:
+    """Have this thread's open connection refuse writes, as one to a primary that was demoted does."""
+    statements = {
+        "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "mysql": "SET SESSION TRANSACTION READ ONLY",
+        "sqlite": "PRAGMA query_only = 1",
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(statements[connection.vendor])
 
 
-@pytest.mark.usefixtures("short_lease")
-def test_a_forged_lease_in_redis_is_honored_for_twice_the_lease_at_most(
-    start_worker: StartWorker, with_redis: redis.Redis
+def away(*_: object, **__: object) -> Any:
+    raise OperationalError("the server closed the connection")
+
+
+@own_session
+@pytest.mark.dialect
+def test_a_job_on_a_connection_that_was_cut_or_became_read_only_opens_another_one() -> None:
+    written: list[bool] = []
+
+    def work() -> None:
+        WorkerSeen.objects.filter(pk="").update(held=0)
+        written.append(True)
+        if len(written) == 1:
+            make_read_only()
+
+    def run() -> float:
+        job = Job.every(MINUTE, "test", work)
+        job.run()
+        job.run()
+        connections.close_all()
+        return job.seconds_left
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run).result(30) > 30, "the second run has succeeded"
+    assert len(written) == 2
+    assert not needs_new_connection(OperationalError("the server closed the connection"))
+    assert not needs_new_connection(ZeroDivisionError())
+
+
+@pytest.mark.parametrize("lease", [6, 60])
+def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_locked(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, lease: int
 ) -> None:
-    [row] = due_orders("remind")
-    seconds, _ = with_redis.time()
-    far_ms = (seconds + int(FAR.total_seconds())) * 1000
-    with_redis.zadd(queue_in_redis().keys.line(row.policy), {str(row.pk): LEASED + far_ms * DUE_UNIT})
-    start_worker()
-    wait_until(all_are("fired"), "its lease ended")
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=lease)}
+    answers: list[bool] = []
+    monkeypatch.setattr(background, "extend_firing", lambda *_: answers.pop() if answers else away())
+    job = background.leases_job(MagicMock(), MagicMock(), "default")
+    for _ in range(8):
+        job.run()
+        assert job.seconds_left <= min(5, lease / 3), "the lease does not expire before the next try"
+    answers += [True, False]
+    job.run()
+    assert job.seconds_left <= 1, "a row is locked"
+    job.run()
+    assert lease / 3 - 0.5 < job.seconds_left <= lease / 3
 
 
-@pytest.mark.usefixtures("without_redis", "short_lease")
-def test_so_is_a_claim_in_the_ledger_and_a_row_that_is_firing(start_worker: StartWorker) -> None:
-    [claimed], [firing] = due_orders("remind"), due_orders("send_outside")
-    far = timezone.now() + FAR
-    Timeout.objects.filter(pk=claimed.pk).update(claims=1, claimed_until=far)
-    Timeout.objects.filter(pk=firing.pk).update(state="firing", slot_taken=None, attempts=1, run_at=far)
-    worker = start_worker().worker
-    wait_until(lambda: hasattr(worker, "_background"), "it has begun")
-    worker._background.follow()
-    wait_until(all_are("fired"), "its claim ended, and its process counts as dead")
-    firing.refresh_from_db()
-    assert firing.attempts == 1
+def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_loop(
+    monkeypatch: pytest.MonkeyPatch, with_redis: Any
+) -> None:
+    """It reads ten seconds ahead. What falls due after a longer outage, from beyond the horizon, waits for it."""
+    monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", away)
+    worker = Worker()
+    worker._connect(get_worker_engine("default"))
+    quick, _ = Background(worker).threads(MagicMock(), MagicMock())
+    [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
+    for _ in range(8):
+        job.run()
+        assert job.seconds_left <= Backoff.longest
+
+
+def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(
+    monkeypatch: pytest.MonkeyPatch, with_redis: Any
+) -> None:
+    synced: list[str] = []
+
+    def steps(policy: Any, *rest: Any) -> Any:
+        synced.append(policy.label)
+        return scan.steps(policy, *rest) if len(synced) > 1 else away()
+
+    monkeypatch.setattr(sync_module, "steps", steps)
+    monkeypatch.setattr(sync_module, "Backoff", partial(Backoff, monotonic=lambda: 0.0))  # a pass may take a second
+    tables = Background(Worker()).tables
+    tables.run(at_once=True)
+    policies = len(sync_module.automatic_policies("default"))
+    assert len(set(synced)) == len(synced) == policies, "the others do not wait for the failed one"
+    assert tables.run() <= 1.0
+    tables._failed[synced[0]].retry_at = 0.0  # a second later
+    tables.run(at_once=True)
+    assert synced[policies:] == [synced[0]]
+    tables.run(at_once=True)
+    assert len(synced) == policies + 1, "after a success, not before the next interval"
 
 
 @pytest.mark.usefixtures("without_redis")
-def test_a_claim_of_a_worker_with_another_lease_is_honored(settings: Settings) -> None:
-    due_orders("remind")
-    for lease, claimed_for in [(timedelta(seconds=5), timedelta(seconds=100)), (timedelta(hours=1),) * 2]:
-        settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease}
-        Timeout.objects.update(claims=1, claimed_until=timezone.now() + claimed_for)
-        assert not claim_each("default", None, {"testapp.order.remind": 10}, timedelta(seconds=5)).claims
+def test_an_error_that_is_not_the_databases_is_named_once_however_often_it_comes(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [1, 1]
+
+    def fail(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError("the clock cannot be read")
+        return plan(*arguments)
+
+    monkeypatch.setattr("django_delayq.worker.dispatch.plan", fail)
+    due_orders("remind", 3)
+    start_worker()
+    wait_until(all_are("fired"))
+    wait_until(lambda: events(caplog)[-1] == "pass_succeeded")
+    told = [record for record in caplog.records if getattr(record, "event", "") == "pass_failed"]
+    assert events(caplog) == ["pass_failed", "pass_succeeded"]
+    assert "failed with OSError" in told[0].getMessage()
+    assert "the clock cannot be read" in told[0].getMessage()
+    assert told[0].exc_info

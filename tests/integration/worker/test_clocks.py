@@ -29,28 +29,11 @@ def look(clocks: ClockSkew, redis_ahead_ms: int = 0, times: int = MIN_SAMPLES, d
         clocks.note_redis(NOON_MS + redis_ahead_ms)
 
 
-@pytest.mark.parametrize(
-    ("ahead_ms", "times", "believed_ms"),
-    [
-        pytest.param(120_000, MIN_SAMPLES, 120_000, id="it is ahead"),
-        pytest.param(-3000, MIN_SAMPLES, -3000, id="it is behind"),
-        pytest.param(int(TOLERATED_MS), MIN_SAMPLES, 0, id="a small difference counts for nothing"),
-        pytest.param(120_000, MIN_SAMPLES - 1, 0, id="few answers count for nothing"),
-    ],
-)
-def test_redis_is_told_moments_by_its_own_clock(clocks: ClockSkew, ahead_ms: int, times: int, believed_ms: int) -> None:
-    look(clocks, ahead_ms, times)
-    assert clocks.redis_ms(NOON) == NOON_MS + believed_ms
-
-
-def test_of_many_answers_the_quickest_counts_and_the_clock_goes_on_from_it(clocks: ClockSkew, steady: Steady) -> None:
-    look(clocks, delay_ms=80)
-    look(clocks, times=1)
-    look(clocks, delay_ms=500)
-    assert clocks.redis_ms(NOON) == NOON_MS
-    assert clocks.now() == NOON
-    steady.seconds += 90
-    assert clocks.now() == NOON + timedelta(seconds=90)
+def test_redis_is_told_moments_by_its_own_clock(clocks: ClockSkew) -> None:
+    look(clocks, 120_000, MIN_SAMPLES - 1)
+    assert clocks.redis_ms(NOON) == NOON_MS, "few answers count for nothing"
+    look(clocks, 120_000, 1)
+    assert clocks.redis_ms(NOON) == NOON_MS + 120_000
 
 
 def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: ClockSkew, steady: Steady) -> None:
@@ -60,18 +43,15 @@ def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: ClockSkew, 
         elapsed = int((steady.seconds - 1000) * 1000)
         for _ in range(MIN_SAMPLES):
             clocks.note_database(NOON + timedelta(milliseconds=elapsed))
-            clocks.note_redis(NOON_MS + elapsed)
-    assert clocks.redis_ahead_ms() == 0
+            clocks.note_redis(NOON_MS + elapsed + int(TOLERATED_MS))
+    assert clocks.redis_ahead_ms() == 0, "a small difference counts for nothing"
 
 
 def test_redis_whose_clock_was_set_back_by_minutes_is_believed_after_a_few_answers_in_a_row(clocks: ClockSkew) -> None:
     look(clocks)
-    for _ in range(10):  # answers that took long do not mean that a clock was set back
-        clocks.note_redis(NOON_MS - 2500)
-        clocks.note_database(NOON - TEN_MINUTES)
-    for late in (TEN_MINUTES_MS, TEN_MINUTES_MS, 0, TEN_MINUTES_MS, TEN_MINUTES_MS):
+    for late in (2500, TEN_MINUTES_MS, TEN_MINUTES_MS, 0, TEN_MINUTES_MS, TEN_MINUTES_MS):
         clocks.note_redis(NOON_MS - late)
-    assert clocks.redis_ahead_ms() == 0, "the machine itself may have been suspended"
+    assert clocks.redis_ahead_ms() == 0, "answers may be late, and the machine itself may have been suspended"
     clocks.note_redis(NOON_MS - TEN_MINUTES_MS)
     assert clocks.redis_ahead_ms() == -TEN_MINUTES_MS
 

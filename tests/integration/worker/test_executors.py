@@ -6,26 +6,22 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from pytest_django import Settings
 
 from django_delayq import Snooze, schedule_timeout
-from django_delayq.conf import ConfigError
 from django_delayq.firing import Report, Work, run
-from django_delayq.firing.executors import Executor, make_executor
+from django_delayq.firing.executors import Executor
 from django_delayq.models import Timeout
 from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, states
+from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
-"""Where the source of due timeouts changes nothing."""
 LEASE = timedelta(seconds=1)
 
 
@@ -51,7 +47,7 @@ class Scripted(Executor):
 
 
 @pytest.fixture
-def start(source: str, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
+def start(with_redis: Any, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
     """Start a worker whose executor treats the first `times` works as `script` defines."""
 
     def do(script: Any, times: int = 1, lease: timedelta = LEASE) -> RunningWorker:
@@ -113,60 +109,17 @@ def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any
         assert {work.ids for work in others if work.suspect} >= {(id,) for id in first.ids}
 
 
-@WITH_REDIS
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_worker_that_is_stopped_meanwhile_ends_in_order(start: Any, fault: Any) -> None:
-    due_orders("remind", 3)
-    running = start(fault, times=10**6)
-    wait_until(lambda: Scripted.made and Scripted.made[-1].seen)
-    running.stop()
-    assert set(states()) <= {"pending", "fired"}
-
-
-@WITH_REDIS
-@pytest.mark.parametrize("fault", [raises, refuses], ids=lambda fault: fault.__name__)
 def test_an_executor_that_refuses_is_asked_again_long_before_the_lease_ends_and_named_in_the_log(
-    start: Any, fault: Any, caplog: Any
+    start: Any, caplog: Any
 ) -> None:
     caplog.set_level(logging.INFO, logger="django_delayq")
     due_orders("remind", 60)
-    start(fault, times=3, lease=timedelta(minutes=10))
+    start(refuses, times=3, lease=timedelta(minutes=10))
     wait_until(all_are("fired"))
-    said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "executor_refused"]
-    assert len(said) == 1
-    assert f"{__name__}.Scripted" in said[0]
+    [said] = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "executor_refused"]
+    assert f"{__name__}.Scripted" in said
     wait_until(lambda: "executor_back" in [getattr(record, "event", "") for record in caplog.records])
     assert "database_away" not in events(caplog)
-
-
-@WITH_REDIS
-def test_a_late_answer_counts_although_the_work_was_handed_over_again(start: Any) -> None:
-    answers: list[Callable[[], object]] = []
-
-    def answers_late(executor: Scripted, work: Work, done: Any) -> None:
-        if not answers:
-            answers.append(lambda: done(work, run(work, executor.using)))
-        else:
-            answers[0]()
-
-    due_orders("remind")
-    running = start(answers_late, times=2)
-    wait_until(all_are("fired"))
-    running.stop()
-    assert Effect.objects.filter(what="remind").count() == 1
-
-
-class Unmakeable:
-    """Its constructor asks a broker that is not there."""
-
-    def __init__(self, using: str, concurrency: int) -> None:
-        raise OSError("no broker")
-
-
-def test_an_executor_that_cannot_be_made_is_named(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Unmakeable"}
-    with pytest.raises(ConfigError, match=r"Unmakeable', which cannot be made: OSError: no broker"):
-        make_executor("default", 2)
 
 
 FORGED: dict[str, dict[str, Any]] = {
@@ -194,39 +147,15 @@ def test_a_forged_work_has_no_effect_and_a_genuine_one_waits_for_its_slot() -> N
     assert time.monotonic() >= begin_at
 
 
-@pytest.fixture
-def new_pool() -> Iterator[None]:
-    """Open the pool again in the test and after it, because its connections keep the setting `USE_TZ`."""
-    pools: dict[str, Any] = getattr(connection, "_connection_pools", {})
-
-    def close() -> None:
-        if pool := pools.pop(connection.alias, None):
-            pool.close()
-
-    close()
-    yield
-    close()
-
-
-@WITH_REDIS
 def test_without_time_zones_a_report_survives_json_and_a_snoozed_timeout_comes_again(
-    settings: Settings, declare: Callable[..., Any], new_pool: None, source: str
+    settings: Settings, declare: Callable[..., Any], without_redis: None
 ) -> None:
     settings.USE_TZ = False
-    report = Report(again={1: datetime(2026, 1, 2, 3, 4, 5)}, now=datetime(2026, 1, 2))  # noqa: DTZ001
+
+    def handler(*_: object) -> None:
+        raise Snooze(minutes=5)
+
+    row = schedule_timeout(Order.objects.create(), declare(Order, handler, name="snoozed"), seconds=0)
+    report = run(Work(row.policy, (row.pk,), (row.object_id,)), "default")
     assert Report.from_dict(json.loads(json.dumps(report.as_dict()))) == report
-    calls: list[object] = []
-
-    def handler(obj: object, timeout: Timeout) -> None:
-        calls.append(obj)
-        if len(calls) == 1:
-            raise Snooze(seconds=0)
-
-    declare(Order, handler, name="snoozed")
-    running = RunningWorker()
-    try:
-        row = schedule_timeout(Order.objects.create(), "snoozed", seconds=0)
-        wait_until(lambda: Timeout.objects.get(pk=row.pk).state == "fired", seconds=40)  # a lease is a minute
-    finally:
-        running.stop()
-    assert len(calls) == 2
+    assert report.again[row.pk] == Timeout.objects.get().run_at > row.run_at

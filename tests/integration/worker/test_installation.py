@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from threading import Barrier
 from typing import Any
 
 import pytest
 import redis
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connections
+from django.db import OperationalError
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 from pytest_django import Settings
 
 from django_delayq import redis_clients
 from django_delayq.contrib.remote import fire
-from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import WrongInstallation
-from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
-from django_delayq.redis_clients import forget_engine, get_worker_engine
-from django_delayq.sql.now import database_now
-from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, states
 
@@ -64,7 +56,7 @@ def untouched() -> bool:
 
 
 def test_the_first_worker_names_the_ledger_and_one_without_a_name_accepts_it_with_a_warning(
-    start_worker: StartWorker, source: str, called: Call, caplog: pytest.LogCaptureFixture
+    start_worker: StartWorker, without_redis: None, called: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, told in (("production", []), (None, ["installation_unknown"])):
         called(name)
@@ -77,19 +69,18 @@ def test_the_first_worker_names_the_ledger_and_one_without_a_name_accepts_it_wit
 
 
 @pytest.mark.dialect
-@pytest.mark.parametrize("options", [{}, {"burst": True}, {"max_timeouts": 1}], ids=str)
 def test_a_worker_with_another_name_does_not_start(
-    start_worker: StartWorker, source: str, copied: None, options: dict[str, Any]
+    start_worker: StartWorker, without_redis: None, copied: None
 ) -> None:
     due_orders("remind", 3)
     with is_refused():
-        start_worker(**options).join()
+        start_worker().join()
     assert untouched()
     assert not WorkerSeen.objects.exists()
 
 
 def test_a_running_worker_ends_when_a_copy_replaces_its_database(
-    start_worker: StartWorker, source: str, called: Call
+    start_worker: StartWorker, without_redis: None, called: Call
 ) -> None:
     """A nightly job restores production in staging, and does not stop the workers of staging."""
     called("staging")
@@ -107,58 +98,6 @@ def test_the_command_exits_with_3(without_redis: None, copied: None) -> None:
     with pytest.raises(CommandError, match="delayq_adopt") as raised:
         call_command("delayq_worker", "--burst", verbosity=0)
     assert raised.value.returncode == 3
-
-
-@pytest.mark.dialect
-def test_of_several_first_workers_one_name_wins(
-    without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called("production")
-    together = Barrier(4)
-
-    def check(_: int) -> str | None:
-        try:
-            together.wait(20)
-            installation.check("default")
-            return installation.ledger_name("default")
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(check, range(4))) == {"production"}
-    assert Installation.objects.count() == 1
-    Installation.objects.all().delete()
-    called("staging")
-    real = database_now
-
-    def another_is_faster(using: str) -> Any:
-        named("production")
-        return real(using)
-
-    monkeypatch.setattr(installation, "database_now", another_is_faster)  # between its read and its insert
-    with pytest.raises(WrongInstallation):
-        installation.check("default")
-    assert Installation.objects.get().name == "production"
-
-
-def test_a_database_that_is_away_at_the_start_is_waited_for(
-    start_worker: StartWorker, without_redis: None, copied: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker that gave up would not start after a power failure; one that did not wait would fire."""
-    real, answers = installation.ledger_name, iter([OperationalError("away")] * 2)
-
-    def ledger_name(using: str) -> str | None:
-        if (error := next(answers, None)) is not None:
-            assert not WorkerSeen.objects.exists()
-            raise error
-        return real(using)
-
-    monkeypatch.setattr(installation, "ledger_name", ledger_name)
-    with pytest.raises(WrongInstallation):
-        start_worker().join()
-    answers = iter([OperationalError("away")] * 10**6)
-    start_worker().stop()
-    assert not WorkerSeen.objects.exists(), "a worker that is stopped before the database answers does nothing"
 
 
 def test_a_process_of_a_task_queue_fires_nothing_of_another_installation(
@@ -185,44 +124,18 @@ def test_deployments_are_advised_to_have_a_name(called: Call) -> None:
     assert not is_advised()
 
 
-def worker_engine() -> Engine:
-    """Return an engine with the keys of the present name and ledger."""
-    forget_engine()
-    engine = get_worker_engine("default")
-    assert engine is not None
-    return engine
-
-
-@pytest.mark.parametrize("name", [None, "production"])
-def test_two_ledgers_on_one_redis_leave_each_others_entries_alone_and_both_are_punctual(
-    start_worker: StartWorker, with_redis: redis.Redis, called: Call, monkeypatch: pytest.MonkeyPatch, name: str | None
-) -> None:
-    """Their rows have the same ids. A turn of one worker must not keep the other one from sweeping."""
-    called(name)
-    rows = due_orders("remind", 3, seconds=4)
-    with monkeypatch.context() as patched:
-        patched.setitem(redis_clients._created, "default", "another")
-        other = worker_engine()
-    other.queue("default", 0).ensure(rows[0].policy, [(row.pk, 1) for row in rows])
-    assert try_claim_turn(other, "sweep", timedelta(hours=1))
-    engine = worker_engine()
-    engine.queue("default", 0).remove(rows[0].policy, [row.pk for row in rows])
-    start_worker()
-    wait_until(lambda: engine.queue("default", 0).stats().total == 3, "its sweep has added them again")
-    wait_until(lambda: states() == {"fired": 3}, "all have fired")
-    assert {id for id, _ in other.queue("default", 0).peek()} == {row.pk for row in rows}
-    for each in (other, engine):
-        each.close()
-
-
-def test_copies_that_have_got_names_and_a_database_without_migrations_have_keys_of_their_own(
+def test_copies_with_names_other_ledgers_and_a_database_without_migrations_have_keys_of_their_own(
     called: Call, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rows of several ledgers have the same ids, and a turn of one must not keep another one from sweeping."""
     found = set()
     for name in (None, "production", "staging"):
         called(name)
         found.add(redis_clients.key_prefix("default"))
-    assert len(found) == 3
+        with monkeypatch.context() as patched:
+            patched.setitem(redis_clients._created, "default", "another")
+            found.add(redis_clients.key_prefix("default"))
+    assert len(found) == 6
     assert all(each.startswith(f"{prefix}:") for each in found), "as rules of ACLs demand"
     called(None)
     monkeypatch.delitem(redis_clients._created, "default", raising=False)

@@ -13,7 +13,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from django_delayq.conf import ConfigError
-from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
+from django_delayq.ledger.db_connections import Limit, pool_limit
 from django_delayq.monitoring import doctor
 from django_delayq.worker import Worker
 from django_delayq.worker.supervisor import default_count
@@ -50,9 +50,7 @@ def test_as_many_handler_threads_run_as_there_are_connections_for() -> None:
 def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for value, size in [
-        (True, 4), ({}, None), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 9}, 9), ({"max_size": 5}, 5)
-    ]:  # fmt: skip
+    for value, size in [(True, 4), ({}, None), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 9}, 9)]:
         with pool(value):
             limit = pool_limit("default")
         assert (limit and limit.size) == size
@@ -65,22 +63,6 @@ def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     assert "allows 4 connections, but a worker with 4 handler threads needs 6." in found[0].msg
     assert "allows 4 connections, but a worker with 4 handler threads needs 6." in caplog.text
     assert not [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
-
-
-@pytest.mark.dialect
-@on_postgresql
-def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
-    of_server = server_limit("default")
-    assert of_server is not None
-    assert of_server.setting == "max_connections of the server"
-    name = connection.settings_dict["NAME"]
-    with connection.cursor() as cursor:  # undone with the test's transaction
-        cursor.execute("CREATE ROLE limited_one LOGIN CONNECTION LIMIT 6")
-        cursor.execute(f"ALTER DATABASE {connection.ops.quote_name(name)} CONNECTION LIMIT 5")
-        assert server_limit("default") == of_server
-        cursor.execute("SET LOCAL SESSION AUTHORIZATION limited_one")
-        assert server_limit("default") == Limit(5, f"CONNECTION LIMIT of database {name}")
-        cursor.execute("RESET SESSION AUTHORIZATION")
 
 
 @pytest.mark.dialect
@@ -107,10 +89,3 @@ def test_the_processes_of_one_supervisor_share_the_connections_that_the_server_a
     worker.limit_concurrency(Limit(11, "it"))
     assert worker.concurrency == 2
     assert "it, for each of 2 processes, allows 5 connections, but a worker with 4" in caplog.text
-
-
-@pytest.mark.dialect
-@pytest.mark.skipif(connection.vendor == "postgresql", reason="not of PostgreSQL")
-def test_other_servers_have_no_pool_and_by_default_no_limit() -> None:
-    assert pool_limit("default") is None
-    assert server_limit("default") is None

@@ -24,14 +24,7 @@ from django_delayq.worker import Worker, sweep
 from django_delayq.worker.sources.redis import Sources
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
-from tests.support.workers import (
-    StartWorker,
-    all_are,
-    cut_all_other_connections,
-    due_orders,
-    events,
-    states,
-)
+from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -40,10 +33,11 @@ AWAY_AND_BACK = ["redis_away", "redis_back"]
 
 def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would use a whole core, and connect again and again, until the database is back."""
-    worker, waits, passes = Worker(concurrency=1), list[float](), itertools.count()
-    original = worker._pass
+    worker, waits, flushes = Worker(concurrency=1), list[float](), itertools.count()
 
     def flush(_: Sources) -> None:
+        if next(flushes) == 50:
+            worker.stop()
         raise OperationalError("the database is away")
 
     def wait(_: Wakeup, seconds: float) -> bool:
@@ -52,14 +46,8 @@ def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(mon
             worker.stop()
         return False
 
-    def one_pass(dispatch: Any) -> float:
-        if next(passes) == 50:
-            worker.stop()
-        return original(dispatch)
-
     monkeypatch.setattr(Sources, "flush", flush)
     monkeypatch.setattr(Wakeup, "wait", wait)
-    monkeypatch.setattr(worker, "_pass", one_pass)
     worker.run()
     assert len(waits) >= 3, "it ran 50 passes without waiting"
     assert min(waits) > 0
@@ -127,11 +115,11 @@ class Failing:
         return self.function(*arguments)
 
 
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_a_database_that_fails_is_asked_again_and_told_of_once(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = Failing(plan, 3)
+    failing = Failing(plan, 2)
     monkeypatch.setattr("django_delayq.worker.dispatch.plan", failing)
     due_orders("remind", 5)
     start_worker()

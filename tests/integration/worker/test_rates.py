@@ -1,46 +1,44 @@
-"""`Limits(rate=...)`: a worker claims as many as may begin soon, in due order; others wait without a lease."""
+"""`Limits(rate=...)`: a worker claims as many as may begin soon, in due order, and keeps none that are lost."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from pytest_django import Settings
 
-from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
+from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.engine.engine import Engine
-from django_delayq.firing import Work, plan, run, running
+from django_delayq.firing import Report, Work, plan, run, settle_expired
 from django_delayq.ledger import claiming
-from django_delayq.ledger.claiming import Slot
+from django_delayq.ledger.claiming import Slot, Spacing
 from django_delayq.models import RateShare, Timeout
 from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker import Worker, loop
+from django_delayq.worker import dispatch as dispatch_module
+from django_delayq.worker.background import leases_job
+from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources.ledger import SlotQueue
+from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sources.redis import Sources
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until
-from tests.support.workers import (
-    Declare,
-    StartWorker,
-    all_are,
-    due_orders,
-    needs_more_connections,
-    queue_in_redis,
-    states,
-)
+from tests.support.workers import Declare, StartWorker, all_are, due_orders, needs_more_connections
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 RATE = Rate(20, per=timedelta(seconds=2))
 SLOW = Rate(1, per=timedelta(hours=1))
-WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
-"""A timeout with a rate is claimed from the ledger, with Redis and without."""
 Rated = TimeoutPolicy[Any]
 
 
@@ -56,10 +54,9 @@ class Begins:
         self.at: list[float] = []
         self.ids: list[int] = []
 
-    def __call__(self, _: Any, timeouts: Any) -> None:
-        listed = timeouts if isinstance(timeouts, list) else [timeouts]
-        self.at += [time.monotonic()] * len(listed)
-        self.ids += [timeout.pk for timeout in listed]
+    def __call__(self, _: Any, timeout: Timeout) -> None:
+        self.at.append(time.monotonic())
+        self.ids.append(timeout.pk)
 
     def most_within(self, seconds: float) -> int:
         """Return how many began within `seconds` without a tenth: a thread may pause between its slot and its note."""
@@ -115,17 +112,6 @@ def test_slots_are_assigned_in_due_order_for_the_next_second_only(rated: Rated) 
     assert Timeout.objects.filter(claimed_until__isnull=False).count() == 10
 
 
-def test_a_batch_shares_a_slot_and_counts_each_object(declare: Declare) -> None:
-    policy = declare(Order, name="rated", batch=15, limits=Limits(rate=RATE))
-    ids = overdue(policy, 30)
-    granted = claim(policy)
-    slots = granted.slots
-    assert (list(slots), len(set(slots.values()))) == (ids[:10], 1), "20 in two seconds: works of ten"
-    [work], report = plan(granted.claimed.claims, "default", slots=slots)
-    assert (work.ids, report.done) == (tuple(ids[:10]), ())
-    assert (work.begin_at, work.begin_by) == slots[ids[0]][:2]
-
-
 def test_rows_under_a_former_name_are_claimed_in_their_turn(declare: Declare) -> None:
     policy = declare(Order, name="now", aliases=("then",), limits=Limits(rate=RATE))
     ids = overdue(policy, 6)
@@ -146,16 +132,6 @@ def test_locked_rows_hide_no_later_ones_and_two_workers_never_claim_at_once(by: 
         assert by or try_to_claim(policy, 5) is None
 
 
-def test_an_entry_without_a_slot_comes_again_in_a_second_or_when_it_is_due(rated: Rated) -> None:
-    [now], [soon], [other] = due_orders(rated), due_orders(rated, after=timedelta(seconds=30)), due_orders("remind")
-    works, report = plan({row.pk: 1 for row in (now, soon, other)}, "default", timedelta(minutes=1), {})
-    assert [work.ids for work in works] == [(other.pk,)]
-    assert report.now is not None
-    assert report.again == {now.pk: report.now + timedelta(seconds=1), soon.pk: soon.run_at}
-    [work], _ = plan({now.pk: 2}, "default", slots={now.pk: Slot(1.0, 2.0)})
-    assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0), "a suspect has a slot, too"
-
-
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_work_whose_slot_is_over_counts_no_attempt(declare: Declare, atomic: bool) -> None:
     begins = Begins()
@@ -167,54 +143,6 @@ def test_a_work_whose_slot_is_over_counts_no_attempt(declare: Declare, atomic: b
     row.refresh_from_db()
     assert (row.state, row.attempts, begins.ids) == ("pending", 0, [])
     assert "begin_by" not in work.as_dict(), "the clock of another process is another one"
-
-
-def test_a_work_that_has_begun_fires_all_of_its_timeouts(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The members of a batch that failed are fired one by one, which may take longer than the slot."""
-    seen: list[int] = []
-    monkeypatch.setattr(running, "WORK_SECONDS", 600.0)
-
-    def handler(_: Any, timeouts: list[Timeout]) -> None:
-        seen.append(len(timeouts))
-        time.sleep(max(0.0, work.begin_by - time.monotonic()))
-        if len(timeouts) > 1:
-            raise ValueError
-
-    policy = declare(Order, handler, name="rated", batch=3, limits=Limits(rate=RATE))
-    rows = due_orders(policy, 3)
-    ids, objects = tuple(row.pk for row in rows), tuple(row.object_id for row in rows)
-    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 2)
-    assert sorted(run(work, "default").fired) == sorted(ids)
-    assert seen == [3, 1, 1, 1]
-
-
-def test_a_failed_attempt_uses_a_slot_as_well(declare: Declare) -> None:
-    policy = declare(Order, lambda *_: 1 / 0, name="rated", retry=Retry([0]), limits=Limits(rate=SLOW))
-    [row] = due_orders(policy)
-    granted = claim(policy)
-    [work], _ = plan(granted.claimed.claims, "default", slots=granted.slots)
-    assert list(run(work, "default").again) == [row.pk]
-    Timeout.objects.update(claimed_until=None, claims=0)
-    assert (claim(policy).slots, states()) == ({}, {"pending": 1})
-
-
-def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
-    now = time.monotonic()
-    works = [
-        Work("p", (9 - number,), ("1",), begin_at=now + at, begin_by=now + at + 50)
-        for number, at in enumerate((-200.0, -100.0, -25.0, -20.0, 500.0))
-    ]
-    queue = SlotQueue()
-    for work in works:
-        queue.add(work)
-    begun = list(queue.ready(0.0))
-    assert [work.ids for work in begun] == [(9,), (8,)], "two slots are over, two have come"
-    assert [work.begin_at for work in begun] == [works[2].begin_at, works[3].begin_at]
-    queue.put_back(works[0])
-    assert queue.without_slot() == []
-    assert [work.ids for work in queue.ready(600.0)] == [(9,)], "the one that came back is the first"
-    assert [work.ids for work in queue.without_slot()] == [(7,), (6,), (5,)]
-    assert queue.next_at == float("inf")
 
 
 @pytest.mark.usefixtures("source")
@@ -238,29 +166,6 @@ def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
     assert not queries
 
 
-def test_a_worker_that_has_enough_leaves_slots_and_what_waits_for_slots_leaves_room_to_others(rated: Rated) -> None:
-    overdue(rated, 20)
-    busy, full, crowded = (four_threads() for _ in range(3))
-    busy.in_flight[rated.label] = 1
-    assert len(made_sources().take(busy, 100).deliveries) == 3
-    assert len(made_sources().take(four_threads(), 2).deliveries) == 2
-    full.in_flight[rated.label] = 4
-    assert made_sources().take(full, 100).deliveries == {}
-    assert rated.label not in full.declared(), "it is asked again a little later"
-    due_orders("remind", 4)
-    crowded.in_flight[rated.label] = 30
-    assert len(made_sources().take(crowded, 100).deliveries) == 4
-
-
-def test_a_stopped_policy_uses_no_slots(rated: Rated) -> None:
-    overdue(rated, 4)
-    operations.pause(rated, by="script:test")
-    assert made_sources().take(four_threads(), 100).deliveries == {}
-    assert not RateShare.objects.exists()
-    operations.resume(rated, by="script:test")
-    assert len(made_sources().take(four_threads(), 100).deliveries) == 4
-
-
 def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_the_end(
     engine: Engine, rated: Rated
 ) -> None:
@@ -281,8 +186,8 @@ def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_
     assert plan(taken.deliveries, "default", slots=taken.slots)[1].done == tuple(ids)
 
 
-def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
-    source: str, declare: Declare, start_worker: StartWorker
+def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile_also_while_redis_fails_and_returns(
+    own_redis: Any, declare: Declare, start_worker: StartWorker
 ) -> None:
     begins = Begins()
     policy = declare(Order, begins, name="rated", limits=Limits(rate=Rate(60, per=timedelta(seconds=3))))
@@ -293,26 +198,150 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     wait_until(lambda: not Timeout.objects.pending().filter(pk__in=others).exists(), "the others have fired")
     assert len(begins.ids) < len(ids), "they had to wait"
     assert Timeout.objects.pending().filter(policy=policy.label, claimed_until__isnull=False).count() <= 30
-    wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(3.0) <= 60
-    if source == "redis":
-        wait_until(lambda: queue_in_redis().stats().total == 0, "Redis has no entry any more")
-    assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
-
-
-@pytest.mark.parametrize("options", [{"batch": 8}, {"atomic": False}], ids=["in batches", "outside"])
-def test_the_rate_is_kept_while_redis_fails_and_returns(
-    own_redis: Any, declare: Declare, start_worker: StartWorker, options: dict[str, Any]
-) -> None:
-    """On a busy machine fewer slots of a longer period are lost."""
-    begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=Rate(60, per=timedelta(seconds=3))), **options)
-    overdue(policy, 75)
-    start_worker(concurrency=2)
-    wait_until(lambda: len(begins.ids) > 20, "some have fired")
     own_redis.kill()
-    wait_until(lambda: len(begins.ids) > 40, "more have fired")
+    wait_until(lambda: len(begins.ids) > 50, "more have fired")
     own_redis.start()
     wait_until(all_are("fired"), "all have fired")
     assert begins.most_within(3.0) <= 60
-    assert len(set(begins.at)) <= (20 if "batch" in options else 75)
+    assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
+
+
+# Works that lose their slot, or that an executor or an error loses
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
+    declare: Declare, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "BURST_IDLE_SECONDS", 0.5)
+    # No slot is missed, however busy the machine is.
+    monkeypatch.setattr(Spacing, "slot", lambda _, at, share: Slot(at, at + 1000.0, share))
+    for name, period in (("soon", timedelta(seconds=2)), ("later", timedelta(hours=1))):
+        overdue(declare(Order, Begins(), name=name, limits=Limits(rate=Rate(1, per=period))), 2)
+    start_worker(burst=True).join()
+    left = Timeout.objects.filter(state="pending").values_list("policy", flat=True)
+    assert [*left] == ["testapp.order.later"]
+
+
+class Silent:
+    """An executor that runs nothing, and whose `withdraw` fails, or returns all but the first `running`."""
+
+    def __init__(self, running: int | None = None) -> None:
+        self.works: list[tuple[Work, Callable[..., None]]] = []
+        self.withdrawals = 0
+        self._running = running
+
+    def submit(self, work: Work, done: Callable[..., None]) -> None:
+        self.works.append((work, done))
+
+    def withdraw(self) -> list[Work]:
+        self.withdrawals += 1
+        if self._running is None:
+            raise OSError("the broker is down")
+        waiting, self.works = [work for work, _ in self.works[self._running :]], self.works[: self._running]
+        return waiting
+
+
+def dispatch_to(executor: Any) -> Dispatch:
+    return Dispatch(Worker(concurrency=1), executor)
+
+
+def give_up(dispatch: Dispatch) -> None:
+    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
+
+
+def test_a_work_that_was_given_up_is_left_alone_or_withdrawn_by_a_worker_that_stops(
+    declare: Declare, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=500)}
+    [id] = overdue(declare(Order, name="rated", limits=Limits(rate=RATE)), 1)
+    dispatch = dispatch_to(executor := Silent())
+    dispatch.add(Batch({id: 1}, slots={id: Slot(time.monotonic(), time.monotonic() + 60)}))
+    [(work, done)] = executor.works
+    done(work, Report(missed=True))
+    give_up(dispatch)
+    dispatch.submit_due()
+    assert dispatch.seconds_left == float("inf"), "while it waited for a slot"
+    [row] = due_orders("remind", 1)
+    dispatch = dispatch_to(executor := Silent(running=0))
+    dispatch.add(Batch({row.pk: 1}))
+    give_up(dispatch)
+    assert executor.works
+    assert dispatch.release() == 0
+    assert not executor.works, "otherwise the executor would still run it, and the worker would wait for that"
+
+
+def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(declare: Declare) -> None:
+    """Otherwise a worker that stops would wait for them indefinitely."""
+    [id] = overdue(declare(Order, name="rated", limits=Limits(rate=RATE)), 1)
+    dispatch = dispatch_to(Silent())
+    dispatch.add(Batch({id: 1}, slots={id: Slot(time.monotonic() + 60, time.monotonic() + 90)}))
+    dispatch.release()
+    assert dispatch.in_flight == 0
+
+
+def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = int(time.monotonic())  # whole seconds: sums of others are rounded
+    rows = due_orders("remind", 4)
+    dispatch = dispatch_to(executor := Silent(running=1))
+    monkeypatch.setattr(dispatch_module, "time", SimpleNamespace(monotonic=lambda: now))
+    dispatch.add(Batch({rows[0].pk: 1}))
+    now += 8
+    dispatch.add(Batch({row.pk: 1 for row in rows[1:]}))
+    now += 2
+    assert [dispatch.release(after_seconds=10) for _ in range(100)] == [0] * 100
+    assert executor.withdrawals == 1
+    assert len(executor.works) > 1, "those that wait, again"
+    now += 8
+    assert dispatch.release(after_seconds=10) == 3, "they have waited for ten seconds"
+    assert dispatch.in_flight == 1
+
+
+def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_module, "MAX_LOST", 2)
+    dispatch = dispatch_to(executor := Silent())
+    for row in due_orders("remind", 3):
+        dispatch.add(Batch({row.pk: 1}))
+        work, done = executor.works[-1]
+        done(work, Report(lost=work.ids))
+        dispatch.collect()
+    dispatch.add(Batch({row.pk: 1}))
+    assert executor.works[-1][0].suspect
+
+
+def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(declare: Declare) -> None:
+    """Otherwise the worker would extend claims that it does not know of, and no worker would fire their rows."""
+    first, second = (declare(Order, name=name, limits=Limits(rate=RATE)) for name in ("first", "second"))
+    ids = overdue(first, 2)
+    overdue(second, 2)
+    sources = made_sources()
+
+    def fail(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if second.label in (params or ()):
+            raise OperationalError("deadlock")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
+        sources.take(four_threads(), 100)
+    assert set(Timeout.objects.filter(pk__in=ids).values_list("claims", flat=True)) == {1}
+    sources.flush()
+    assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
+    assert list(claim(first).claimed.claims) == ids
+
+
+def test_an_attempt_that_died_expires_although_its_timeout_waits_for_a_thread(declare: Declare) -> None:
+    """Extending the leases would otherwise keep it, and delay the next attempt by a lease each time."""
+    extended: list[list[int]] = []
+    dispatch = dispatch_to(executor := Silent())
+    policy = declare(Order, lambda *_: extended.append(dispatch.firing_non_atomic()), name="outside", atomic=False)
+    [row] = due_orders(policy, 1)
+    ended = timezone.now() - timedelta(seconds=1)
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=ended)
+    dispatch.add(Batch({row.pk: 2}))
+    leases_job(dispatch._sources, dispatch.firing_non_atomic, "default").run()
+    assert list(settle_expired("default").again) == [row.pk]
+    [(work, _)] = executor.works
+    assert run(work, "default").fired == (row.pk,)
+    assert extended == [[row.pk]]

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-import redis
 from django.core.checks import run_checks
 from pytest_django import Settings
 
-from django_delayq.checks import check_redis
-from django_delayq.engine.scripts import translated
-from django_delayq.exceptions import EngineFull, EngineUnavailable
+from django_delayq.exceptions import EngineFull
 from django_delayq.redis_clients import forget_engine
 from django_delayq.worker.servers import RedisHealth
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
-from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import Steady, wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, worker_engine
 from tests.testapp.models import Effect
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture
-def behind(settings: Settings, caplog: pytest.LogCaptureFixture) -> Callable[..., None]:
-    """`behind(url)`: Redis is reached there, and the sweep is a minute away. The log has all of this package."""
-
-    def do(url: str, sweep: timedelta = timedelta(minutes=1)) -> None:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": sweep}
-
-    caplog.set_level(logging.INFO, "django_delayq")
-    return do
 
 
 def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledger(
@@ -63,10 +48,11 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
 @pytest.mark.dialect
 @pytest.mark.parametrize("name", ["refused", "silent", "read_only", "cannot_save"])
 def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_says_much(
-    start_worker: StartWorker, behind: Callable[..., None], caplog: pytest.LogCaptureFixture, name: str
+    start_worker: StartWorker, settings: Settings, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
+    caplog.set_level(logging.INFO, "django_delayq")
     with FAULTS[name]() as wire:
-        behind(wire.url, timedelta(seconds=5))
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url, "SWEEP_INTERVAL": timedelta(seconds=5)}
         due_orders("remind", 5, seconds=2)
         opened, began = wire.opened, time.monotonic()
         running = start_worker()
@@ -81,41 +67,10 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
     assert len([line for line in lines if vars(line).get("event") != "too_few_connections"]) <= 2  # of a small pool
 
 
-@once
-@pytest.mark.dialect
-def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
-    start_worker: StartWorker, own_redis: RedisProcess, behind: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Redis 7 gives a new user no channel: a setup that works, a second late, and must not be a busy one."""
-    with own_redis.client() as client, Wire(own_redis.port) as wire:
-        client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"], channels=[])
-        behind(wire.url.replace("redis://", "redis://shop:secret@"))
-        began = time.monotonic()
-        start_worker()
-        due_orders("remind", 3, seconds=2)
-        due_orders("remind", 3, seconds=1)
-        wait_until(all_are("fired"))
-        assert wire.opened <= 20 + 2 * (time.monotonic() - began)
-        told = [line for line in caplog.records if vars(line).get("event") == "wakeup_interrupted"]
-        assert len(told) == 1
-        assert events(caplog) == []
-
-
 @pytest.fixture
 def health(steady: Steady, own_redis: RedisProcess) -> Iterator[RedisHealth]:
     with worker_engine() as engine:
         yield RedisHealth(engine, monotonic=steady)
-
-
-def test_a_probe_asks_what_a_worker_needs_of_every_queue(health: RedisHealth, own_redis: RedisProcess) -> None:
-    health.probe(["default", "mail"])
-    with own_redis.client() as client:
-        assert client.dbsize() == 0, "it changes nothing"
-        client.replicaof("127.0.0.1", "1")
-        assert client.ping()
-        with pytest.raises(EngineUnavailable, match="read only replica"):
-            health.probe(["default"])
-        client.replicaof("NO", "ONE")
 
 
 def test_a_redis_at_its_limit_is_full_until_it_has_refused_nothing_for_a_while(
@@ -143,32 +98,3 @@ def test_a_check_names_a_redis_that_throws_out_due_times(own_redis: RedisProcess
     found = [message.msg for message in run_checks(tags=["django_delayq"], include_deployment_checks=True)]
     assert any(policy in message for message in found) == is_told
     assert not any(policy in message.msg for message in run_checks(tags=["django_delayq"]))
-
-
-def test_the_check_says_nothing_of_a_redis_that_is_away_and_waits_for_one_answer(
-    behind: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    with FAULTS["silent"]() as wire:
-        behind(wire.url)
-        run_checks(tags=["django_delayq"])
-        assert wire.opened == 0, "manage.py does not ask Redis at all"
-        assert list(check_redis()) == []
-        assert wire.opened == 1
-        forget_engine()
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
-        redis.ResponseError("Error running script (call to f_1): @user_script:9: -OOM command not allowed"),
-    ],
-    ids=["7.0", "6.2"],
-)
-def test_whatever_a_full_redis_says_it_is_not_taken_for_one_that_is_away(error: Exception) -> None:
-    with pytest.raises(EngineFull), translated(redis.Redis()):
-        raise error
-    with pytest.raises(EngineUnavailable) as away, translated(redis.Redis()):
-        raise redis.ConnectionError("no ZOOM here")
-    assert not isinstance(away.value, EngineFull)

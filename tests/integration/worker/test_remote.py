@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,30 +12,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connections
 from pytest_django import Settings
 
 from django_delayq import Retry, Snooze, operations, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.contrib import remote
 from django_delayq.contrib.remote import EXTEND_RETRY_SECONDS, RemoteExecutor, fire, outcomes
-from django_delayq.firing import Report, Work
+from django_delayq.firing import Work
 from django_delayq.firing.executors import make_executor
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.models import Timeout
 from tests.integration.firing.test_outside import raise_busy
 from tests.integration.operations.conftest import as_if
-from tests.integration.worker.test_periodic import make_read_only, own_session, write
 from tests.support.waiting import wait_until
-from tests.support.workers import (
-    RunningWorker,
-    StartWorker,
-    all_are,
-    cut_all_other_connections,
-    due_orders,
-    events,
-    needs_more_connections,
-)
+from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, needs_more_connections
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), needs_more_connections]
@@ -48,11 +38,9 @@ class QueueExecutor(RemoteExecutor):
     """Sends JSON to a queue of this process."""
 
     queue: SimpleQueue[str | None] = SimpleQueue()
-    sent: list[str] = []
 
     def send(self, message: dict[str, Any]) -> None:
-        self.sent.append(json.dumps(message))
-        self.queue.put(self.sent[-1])
+        self.queue.put(json.dumps(message))
 
 
 class KillingExecutor(QueueExecutor):
@@ -83,7 +71,7 @@ def start(with_redis: Any, start_worker: StartWorker, settings: Settings) -> Cal
         settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.{executor.__name__}", "LEASE": lease}
         return start_worker()
 
-    QueueExecutor.queue, QueueExecutor.sent = SimpleQueue(), []
+    QueueExecutor.queue = SimpleQueue()
     return do
 
 
@@ -131,21 +119,6 @@ def test_the_outcomes_tell_fired_timeouts_from_other_settled_ones_and_stopped_on
     operations.pause("testapp.order.linger", by="script:test")
     report = outcomes({row.pk: row.policy for row in (paused, waiting)}, "default")
     assert (set(report.again), report.untried) == ({paused.pk}, (paused.pk,))
-
-
-def test_each_timeout_fires_once_and_the_worker_ends_in_order(start: Any, receive: Any, caplog: Any) -> None:
-    rows = due_orders("remind", 40) + due_orders("remind_many", 20) + due_orders("send_outside", 3)
-    receive()
-    running = start(lease=LONG)
-    wait_until(all_are("fired"))
-    running.stop()
-    assert Effect.objects.count() == len(rows)
-    assert not events(caplog)
-    messages = [json.loads(message) for message in QueueExecutor.sent]
-    assert sorted(id for message in messages for id in message["ids"]) == [row.pk for row in rows]
-    for message in messages:
-        assert set(message) == {"version", "policy", "ids", "suspect", "using"}
-        assert (message["version"], message["suspect"], message["using"]) == (1, False, "default")
 
 
 def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, declare: Any, caplog: Any) -> None:
@@ -202,56 +175,6 @@ def test_a_handler_that_kills_its_process_lease_after_lease_does_not_delay_other
     assert len(KillingExecutor.killed) <= 4, "within a lease"
 
 
-def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_back(
-    start: Any, receive: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its client raises."""
-    caplog.set_level(logging.INFO, logger="django_delayq")
-    is_down, send = [True], QueueExecutor.send
-
-    def fail(executor: QueueExecutor, message: dict[str, Any]) -> None:
-        if is_down:
-            raise SystemExit(1)
-        send(executor, message)
-
-    monkeypatch.setattr(QueueExecutor, "send", fail)
-    due_orders("remind", 30)
-    receive()
-    start()
-    wait_until(lambda: events(caplog).count("executor_refused") == 1)
-    is_down.clear()
-    wait_until(all_are("fired"))
-    told = [getattr(record, "event", "") for record in caplog.records]
-    assert (told.count("broker_away"), told.count("broker_back")) == (1, 1)
-    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
-
-
-class InDatabase(RemoteExecutor):
-    """Its queue is a table, as that of django-tasks-db."""
-
-    def send(self, message: dict[str, Any]) -> None:
-        write()
-
-
-@pytest.mark.dialect
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connections that break")
-def test_a_queue_in_a_database_that_cut_the_connection_is_used_again() -> None:
-    reports: SimpleQueue[Report] = SimpleQueue()
-    work = Work("testapp.order.remind", (10**9,), ("1",))
-    executor = InDatabase("default", 1)
-
-    def outcome() -> Report:
-        executor.submit(work, lambda _, report: reports.put(report))
-        return reports.get(timeout=30)
-
-    try:
-        assert outcome().done == work.ids, "there is no such row"
-        cut_all_other_connections()
-        wait_until(lambda: outcome().done)
-    finally:
-        executor.close()
-
-
 def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(
     lasting: Any, declare: Any
 ) -> None:
@@ -286,30 +209,7 @@ def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_da
     assert pauses == [10, EXTEND_LOCKED_SECONDS, EXTEND_RETRY_SECONDS, 10]
 
 
-@own_session
-def test_the_receiving_process_extends_leases_although_its_connection_became_read_only(
-    lasting: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    extended: list[bool] = []
-
-    def extend(ids: Any, using: str) -> bool:
-        extended.append(False)
-        if len(extended) == 1:
-            make_read_only()
-        write()
-        extended[-1] = True
-        return True
-
-    monkeypatch.setattr(remote, "extend_firing", extend)
-    lasting(LEASE)
-    row = received(declare, lambda order, timeout: wait_until(lambda: any(extended)), atomic=False)
-    assert (row.state, extended[0]) == ("fired", False)
-
-
-@pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
-def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_seconds_only(
-    declare: Any, atomic: bool
-) -> None:
+def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_seconds_only(declare: Any) -> None:
     calls: list[int] = []
 
     def handler(order: Order, timeout: Timeout) -> None:
@@ -317,7 +217,7 @@ def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_
         raise_busy()
 
     began = time.monotonic()
-    assert received(declare, handler, atomic=atomic).attempts == 0
+    assert received(declare, handler, atomic=False).attempts == 0
     assert 2 <= len(calls) <= 6
     assert time.monotonic() - began < 30
 

@@ -14,15 +14,11 @@ from django.core.checks import INFO, WARNING
 from pytest_django import Settings
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
-from django_delayq.backoff import LogInterval
 from django_delayq.engine.engine import DUE_UNIT, DelayQueue
-from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import examine
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sweep import Sweep
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events, worker_engine
+from tests.support.workers import StartWorker, all_are, due_orders, worker_engine
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -93,9 +89,7 @@ def again_and_again(write: Callable[[], object]) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.parametrize(
-    "attack", ["heads", "lines", "junk_heads", "wrong_heads", "leases", "strangers", "nothing_left", "leases once"]
-)
+@pytest.mark.parametrize("attack", ["lines", "junk_heads", "wrong_heads", "leases", "strangers", "nothing_left"])
 def test_due_timeouts_fire(
     queue: DelayQueue,
     with_redis: redis.Redis,
@@ -105,58 +99,12 @@ def test_due_timeouts_fire(
 ) -> None:
     due_orders("remind", 5)
     due_orders(declare(Order, name="paced", limits=Limits(rate=Rate(1000, per=timedelta(seconds=1)))), 5)
-    write = getattr(Attack(with_redis, queue), attack.split(maxsplit=1)[0])
-    if attack.endswith("once"):
-        write()
+    with again_and_again(getattr(Attack(with_redis, queue), attack)):
         start_worker()
         wait_until(all_are("fired"), "all have fired")
-    else:
-        with again_and_again(write):
-            start_worker()
-            wait_until(all_are("fired"), "all have fired")
 
 
-def test_a_line_of_the_log_names_a_policy_that_is_silent_in_redis_but_no_backlog(
-    queue: DelayQueue,
-    with_redis: redis.Redis,
-    start_worker: StartWorker,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(firing_state, "_log_interval", LogInterval(60))
-    due_orders("remind", 200)
-    running = start_worker(concurrency=1)
-    wait_until(all_are("fired"), "they have fired")
-    running.stop()
-    assert events(caplog) == []
-    Timeout.objects.all().delete()
-    rows = due_orders("remind", 5)
-    with again_and_again(Attack(with_redis, queue).leases):
-        start_worker()
-        wait_until(all_are("fired"), "they have fired")
-    wait_until(lambda: "redis_silent" in events(caplog), "it is logged")
-    told = [record for record in caplog.records if vars(record).get("event") == "redis_silent"]
-    assert [vars(record)["policy"] for record in told] == ["testapp.order.remind"]
-    assert vars(told[0])["timeout_id"] in {row.pk for row in rows}
-
-
-def test_the_full_sweep_removes_what_no_policy_and_no_row_owns(
-    queue: DelayQueue, with_redis: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    [row, other] = due_orders("remind", 2)
-    Timeout.objects.filter(pk=other.pk).update(policy="of.another.release")
-    attack = Attack(with_redis, queue)
-    attack.lines()
-    attack.junk_heads()
-    with worker_engine() as engine:
-        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
-    client: Any = with_redis
-    assert {key.decode() for key in client.zrange(queue.keys.heads, 0, -1)} == {row.policy, "of.another.release"}
-    assert {key.decode() for key in client.keys(queue.keys.line("") + "*")} == set(attack.lines_of_rows.values())
-    assert events(caplog, "django_delayq.engine") == ["foreign_lines"]
-
-
-@pytest.mark.parametrize("attack", ["heads", "lines", "leases"])
+@pytest.mark.parametrize("attack", ["heads", "leases"])
 def test_the_doctor_does_not_call_it_in_step(queue: DelayQueue, with_redis: redis.Redis, attack: str) -> None:
     due_orders("remind", 5)
     Timeout.objects.update(run_at=clock.now() - 2 * LEASE)

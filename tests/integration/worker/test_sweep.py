@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError
 from pytest_django import Settings
 
-from django_delayq import Limits, Rate, clock, operations
+from django_delayq import clock
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
@@ -26,8 +26,7 @@ from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.integration.operations.conftest import as_if
 from tests.support.lines import lines_of, lose_entries, remove_ids
 from tests.support.waiting import wait_until
-from tests.support.workers import due_orders, worker_engine
-from tests.testapp.models import Order
+from tests.support.workers import due_orders
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 REMIND = "testapp.order.remind"
@@ -101,21 +100,6 @@ def test_once_a_minute_one_worker_adds_everything_overdue_and_everybody_may_if_h
     made.run_once()
     assert forgotten[0].pk not in in_redis(engine), "not every time"
     assert other.run_once(everything=True).checked == 10
-
-
-def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
-    early, late, leased = forgotten[2:5]
-    queue = engine.queue("default", 0)
-    queue.ensure(REMIND, [(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
-    queue.reschedule(REMIND, [(late.pk, due_ms_of(late.run_at) + 60_000)])
-    reserved = queue.reserve({REMIND: 1}, 60_000)
-    assert [entry.id for entry in reserved.entries] == [leased.pk]
-    before = in_redis(engine)
-    swept = a_sweep(engine).run_once()
-    after = in_redis(engine)
-    assert [after[row.pk] - before[row.pk] for row in (early, leased)] == [0, 0]
-    assert after[late.pk] == due_ms_of(late.run_at)
-    assert (swept.checked, swept.changed) == (10, 8)
 
 
 def test_heads_are_restored_where_no_entry_is_missing_and_removed_where_none_is_left(
@@ -208,31 +192,6 @@ def test_what_comes_within_the_horizon_or_was_just_committed_and_few_losses_are_
     assert counted == ([lost] if lost else [])
 
 
-def test_policies_make_no_difference_to_what_is_restored(engine: Engine, declare: Any) -> None:
-    """That a line is not asked, because its policy is stopped, unknown or has no slot, is for the workers to decide."""
-    paced = declare(Order, name="paced", limits=Limits(rate=Rate(5)))
-    rows = [*due_orders(paced, 2), *due_orders("remind", 2), *due_orders("linger", 2)]
-    unknown = "testapp.order.of_another_release"
-    forget(engine, rows)
-    Timeout.objects.filter(policy=REMIND).update(policy=unknown)
-    operations.pause("testapp.order.linger", by="script:test")
-    a_sweep(engine).run_once(everything=True)
-    lines = (paced.label, unknown, "testapp.order.linger")
-    assert [engine.queue("default", 0).stats_of(line).due for line in lines] == [2, 2, 2]
-
-
-def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_redis: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 3}
-    rows = due_orders("remind", 6, hours=2)
-    Timeout.objects.update(run_at=clock.now())
-    Timeout.objects.filter(pk=rows[0].pk).update(queue="mail")
-    with worker_engine() as engine:
-        a_sweep(engine).run_once()
-        for row in rows:
-            queue = "mail" if row is rows[0] else "default"
-            assert row.pk in dict(engine.queue(queue, engine.shard_of(row.pk)).peek())
-
-
 def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     engine: Engine, overdue: list[Timeout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,25 +255,6 @@ def test_expired_rows_that_are_locked_do_not_keep_the_sweep_busy(monkeypatch: py
     with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=[rows[0].pk, rows[1].pk]))):
         assert sweep.settle_all_expired("default") == 0
     assert sweep.settle_all_expired("default") == 4
-
-
-def test_a_turn_is_one_workers_and_who_never_has_one_takes_one_in_the_end(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forged turn does not stop the workers from sweeping: without sweeps timeouts would be lost."""
-    with worker_engine() as other:
-        assert [try_claim_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
-        assert try_claim_turn(other, "sync", MINUTE)
-    now = [1000.0]
-    monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
-
-    def asked_after(seconds: float) -> bool:
-        engine.client.set(turn_key(engine.prefix, "prune"), 1, px=50_000)
-        now[0] += seconds
-        return try_claim_turn(engine, "prune", MINUTE)
-
-    turns = [asked_after(60.0) for _ in range(2 * sweep.MAX_MISSED + 2)]
-    assert [number for number, turn in enumerate(turns) if turn] == [sweep.MAX_MISSED, 2 * sweep.MAX_MISSED]
 
 
 @pytest.mark.parametrize("forged", ["without end", "for ten minutes", "another type"])

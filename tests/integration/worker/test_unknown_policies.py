@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from django_delayq import TimeoutPolicy
-from django_delayq.firing import plan, run
-from django_delayq.firing.log_lines import UNKNOWN_PAUSE
-from django_delayq.firing.works import Work
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.redis_clients import get_worker_engine
@@ -46,15 +41,6 @@ def test_its_line_is_not_asked_until_it_is_declared(stranger: Timeout, policy: T
     sources.check_now()
     sources.ledger.check_now()
     assert sources.take(lines, 100).deliveries == {stranger.pk: 1}
-
-
-def test_a_work_whose_policy_is_not_declared_where_it_runs_comes_again_soon(stranger: Timeout) -> None:
-    report = run(Work(stranger.policy, (stranger.pk,), (stranger.object_id,)), "default")
-    assert timedelta(0) < report.again[stranger.pk] - timezone.now() <= UNKNOWN_PAUSE
-    works, report = plan({stranger.pk: 1}, "default")
-    assert (works, list(report.again)) == ([], [stranger.pk])
-    stranger.refresh_from_db()
-    assert (stranger.state, stranger.attempts) == ("pending", 0)
 
 
 @pytest.mark.parametrize("only", [None, ["default"], ["mail"]])

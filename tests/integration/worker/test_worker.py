@@ -141,7 +141,7 @@ def count_free(source: str) -> int:
     return sum(claimable("default", None, label).filter(claims=0).count() for label in labels)
 
 
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_a_hard_stop_waits_for_nobody(start_worker: StartWorker, gated: Callable[[int], Gate]) -> None:
     gate = gated(3)
     running = start_worker(concurrency=1)
@@ -155,18 +155,7 @@ def test_a_hard_stop_waits_for_nobody(start_worker: StartWorker, gated: Callable
     wait_until(lambda: states() == {"fired": 1, "pending": 2})  # only here does the thread outlive its worker
 
 
-def test_a_burst_finds_what_redis_never_heard_of_and_waits_for_no_policy_that_nobody_declares(
-    start_worker: StartWorker, with_redis: Any, prefix: str
-) -> None:
-    due_orders("remind", 5)
-    Timeout.objects.update(run_at=clock.now() - timedelta(days=1))
-    Timeout.objects.filter(pk=due_orders("remind")[0].pk).update(policy="testapp.order.forgotten")
-    with_redis.delete(*with_redis.keys(f"{prefix}*"))
-    start_worker(burst=True).join()
-    assert states() == {"fired": 5, "pending": 1}
-
-
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_max_timeouts_ends_the_worker_after_exactly_so_many(
     start_worker: StartWorker, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +192,7 @@ def test_a_worker_serves_the_queues_it_was_given_or_all_and_warns_of_one_that_no
 
 
 @needs_more_connections
-@pytest.mark.usefixtures("source")
+@pytest.mark.usefixtures("without_redis")
 def test_a_lease_is_extended_for_as_long_as_the_handler_runs(
     start_worker: StartWorker, gated: Callable[[int], Gate], settings: Settings
 ) -> None:

@@ -1,7 +1,4 @@
-"""Operators stop policies, let them continue, change a delay and guard rails, and repeat timeouts.
-
-The policies with guard rails are here, too: a time limit, a rate, a brake.
-"""
+"""Operators stop policies, let them continue, change a delay and guard rails, and repeat timeouts."""
 
 from __future__ import annotations
 
@@ -15,113 +12,69 @@ from django_delayq import InvalidDelay, operations, schedule_timeout
 from django_delayq.ledger.controls import policy_state
 from django_delayq.models import Timeout
 from tests.e2e.chaos.audit import SHORTEST_DELAY
-from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, claim, in_
-
-PAUSED, HELD, CHANGED = (f"testapp.order.{name}" for name in ("remind", "chill", "decay"))
+from tests.e2e.chaos.producing.operation import Operation, Undo, claim, in_, operation
 
 
-def _changed(call: Callable[..., Any], *args: Any, **options: Any) -> None:
+def _label(name: str) -> str:
+    return f"testapp.order.{name}"
+
+
+def _change(operation: Operation, call: Callable[..., Any], policy: str, *args: Any, **options: Any) -> None:
     """Change a policy. Undo if it is like this already, or if an earlier change still moves its rows."""
     try:
-        change = call(*args, by="chaos", **options)
+        change = call(_label(policy), *args, by="chaos", **options)
     except (operations.PolicyConflict, InvalidDelay) as error:  # the end of a pause may have passed meanwhile
         raise Undo from error
     if change is None:
         raise Undo
+    operation.note(claim(call.__name__, 0, policy, until=options.get("until")))
 
 
-@atomically
+@operation(1)
 def pause(operation: Operation) -> None:
-    until = in_(operation.random.uniform(0.5, 2.5))
-    _changed(operations.pause, PAUSED, until=until)
-    operation.note(claim("pause", 0, "remind", until=until))
+    _change(operation, operations.pause, "remind", until=in_(operation.random.uniform(0.5, 2.5)))
 
 
-@atomically
-def resume_paused(operation: Operation) -> None:
-    _changed(operations.resume, PAUSED)
-    operation.note(claim("resume", 0, "remind"))
-
-
-@atomically
+@operation(1)
 def hold(operation: Operation) -> None:
-    _changed(operations.hold, HELD)
-    operation.note(claim("hold", 0, "chill"))
+    _change(operation, operations.hold, "chill")
 
 
-@atomically
-def resume_held(operation: Operation) -> None:
-    """The deadlines move by the duration of the hold, after the commit."""
-    _changed(operations.resume, HELD)
-    operation.note(claim("resume", 0, "chill"))
+@operation(3)
+def resume(operation: Operation) -> None:
+    """What is paused, held (its deadlines move by the duration, after the commit), or paused by its brake."""
+    _change(operation, operations.resume, operation.random.choice(["remind", "chill", "chill", "rush"]))
 
 
-@atomically
+@operation(1)
 def change_delay(operation: Operation) -> None:
     after = operation.random.choice([1, 2, 4]) * timedelta(seconds=SHORTEST_DELAY)
     mode = operation.random.choice(operations.policies.MODES)
-    before = policy_state(CHANGED, DEFAULT_DB_ALIAS).delay
+    before = policy_state(_label("decay"), DEFAULT_DB_ALIAS).delay
     if mode == "keep" and before is not None and before < after:
         mode = "recompute"  # shifted back later, the kept deadlines would be earlier than the shortest delay allows
-    _changed(operations.change_delay, CHANGED, after, mode=mode)
-    operation.note(claim("change_delay", 0, "decay"))
+    _change(operation, operations.change_delay, "decay", after, mode=mode)
 
 
-@atomically
+@operation(0.7)
 def shadow(operation: Operation) -> None:
-    share = operation.random.choice([0, 0, 50, 100])
-    _changed(operations.shadow, "testapp.order.ghost", share=share)
-    operation.note(claim("shadow", 0, "ghost", share=share))
+    _change(operation, operations.shadow, "ghost", share=operation.random.choice([0, 0, 50, 100]))
 
 
-@atomically
-def resume_braked(operation: Operation) -> None:
-    """Its brake has paused it."""
-    _changed(operations.resume, "testapp.order.rush")
-    operation.note(claim("resume", 0, "rush"))
-
-
-@atomically
+@operation(2)
 def refire(operation: Operation) -> None:
     """Repeat the newest reminder that has fired, unless the next one is pending."""
-    asked, own = in_(0), map(str, operation.hands.own)
-    fired = Timeout.objects.filter(policy=PAUSED, object_id__in=list(own), state="fired").order_by("-pk").first()
+    asked, own, policy = in_(0), list(map(str, operation.hands.own)), _label("remind")
+    fired = Timeout.objects.filter(policy=policy, object_id__in=own, state="fired").order_by("-pk").first()
     if fired is None or not operations.refire(Timeout.objects.filter(pk=fired.pk), by="chaos").changed:
         raise Undo
-    again = Timeout.objects.pending().get(policy=PAUSED, object_id=fired.object_id, key=fired.key)
+    again = Timeout.objects.pending().get(policy=policy, object_id=fired.object_id, key=fired.key)
     answers = {"answer": again.due_at, "heard": in_(0)}
     operation.note(claim("refire", int(fired.object_id), "remind", fired.key, deadline=asked, **answers))
 
 
-def _schedule(operation: Operation, policy: str, **what: Any) -> None:
-    order, at = operation.hands.an_order(), in_(operation.hands.seconds())
-    row = schedule_timeout(order, policy, key=operation.id, at=at, reason=operation.id, **what)
-    answers = {"answer": row.due_at, "heard": in_(0)}
-    operation.note(claim("schedule", order.pk, policy, operation.id, deadline=at, **answers))
-
-
-@atomically
-def chill(operation: Operation) -> None:
-    _schedule(operation, "chill")
-
-
-@atomically
-def ghost(operation: Operation) -> None:
-    _schedule(operation, "ghost")
-
-
-@atomically
-def rush(operation: Operation) -> None:
-    _schedule(operation, "rush")
-
-
-@atomically
-def overrun(operation: Operation) -> None:
-    _schedule(operation, "overrun", payload={"overruns": operation.random.choice([0, 0, 0, 1])})
-
-
-@atomically
+@operation(3)
 def decay(operation: Operation) -> None:
-    order, asked = operation.hands.an_order(), in_(0)
+    order, asked = operation.an_order(), in_(0)
     row = schedule_timeout(order, "decay", key=operation.id, reason=operation.id)
     operation.note(claim("schedule_by_policy", order.pk, "decay", operation.id, asked=asked, answer=row.due_at))

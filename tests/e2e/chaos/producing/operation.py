@@ -6,6 +6,7 @@ import random
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
-from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
 from tests.e2e.chaos.journal import Journal
 from tests.testapp.models import Order
 
 Perform = Callable[["Operation"], None]
+REPERTOIRE: dict[Perform, float] = {}
+"""All operations with their weights."""
 MOST_OWN = 300
 SHARED = 40
+FICKLE = 0.05
 
 
 class Undo(Exception):
@@ -34,23 +37,6 @@ class Hands:
     random: random.Random
     journal: Journal
     own: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_OWN))
-
-    def an_order(self) -> Order:
-        """Return an order of this producer, or sometimes a recent one of any producer, to cause conflicts."""
-        if self.own and self.random.random() < 0.7:
-            return Order.objects.get(pk=self.random.choice(self.own))
-        latest = Order.objects.exclude(note__startswith="out-").order_by("-pk").values_list("pk", flat=True)
-        keys = list(latest[:SHARED])
-        if not keys:
-            raise Undo
-        return Order.objects.get(pk=self.random.choice(keys))
-
-    def seconds(self) -> float:
-        """How long until a deadline."""
-        luck = self.random.random()
-        if luck < 0.1:
-            return 0.0
-        return self.random.uniform(0.2, 3.0) if luck < 0.75 else self.random.uniform(3.0, 8.0)
 
 
 @dataclass
@@ -67,13 +53,46 @@ class Operation:
         return self.hands.random
 
     def note(self, *claims: dict[str, Any]) -> None:
-        """In the transaction, when all is done: its number, and the journal's line before COMMIT."""
-        if not connection.in_atomic_block:
-            raise RuntimeError("an operation is noted in its transaction")
+        """In the transaction, when all is done: its number, and the journal's line before COMMIT; or Undo."""
         check_savepoint()
+        if self.random.random() < FICKLE:
+            raise Undo
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO chaos_operation (id) VALUES (%s)", [self.id])
         self.hands.journal.write(self.id, "commit", claims=claims)
+
+    def an_order(self) -> Order:
+        """Return an order of this producer, or sometimes a recent one of any producer, to cause conflicts."""
+        keys = list(self.hands.own)
+        if not keys or self.random.random() >= 0.7:
+            latest = Order.objects.exclude(note__startswith="out-").order_by("-pk").values_list("pk", flat=True)
+            keys = list(latest[:SHARED])
+        if not keys:
+            raise Undo
+        return Order.objects.get(pk=self.random.choice(keys))
+
+    def a_locked_order(self, status: str) -> Order:
+        """Lock an order and return it, if it has this status; otherwise abort the operation."""
+        found = Order.objects.select_for_update().filter(pk=self.an_order().pk, status=status).first()
+        if found is None:
+            raise Undo
+        return found
+
+    def a_deadline(self) -> datetime:
+        luck = self.random.random()
+        if luck < 0.1:
+            return in_(0)
+        return in_(self.random.uniform(0.2, 3.0) if luck < 0.75 else self.random.uniform(3.0, 8.0))
+
+
+def operation(weight: float, *, is_atomic: bool = True) -> Callable[[Perform], Perform]:
+    """Add a function to the repertoire, which runs it in its own transaction."""
+
+    def add(perform: Perform) -> Perform:
+        REPERTOIRE[transaction.atomic(perform) if is_atomic else perform] = weight
+        return perform
+
+    return add
 
 
 def claim(verb: str, order: int, policy: str, key: str = "", **what: Any) -> dict[str, Any]:
@@ -86,17 +105,12 @@ def in_(seconds: float) -> datetime:
     return timezone.now() + timedelta(seconds=seconds)
 
 
-def counted_from(due_at: datetime) -> datetime:
-    """Return the `created_at` with which the automatic timeout of an order is due at this time."""
-    return due_at - timedelta(seconds=AUTOMATIC_SECONDS)
-
-
-def locked(order: Order) -> Order:
-    """Lock and return the row. If the order no longer exists, abort the operation."""
-    found = Order.objects.select_for_update().filter(pk=order.pk).first()
-    if found is None:
+def half(act: Callable[[], object]) -> None:
+    """Act in a savepoint that is rolled back."""
+    with suppress(Undo), transaction.atomic():
+        act()
         raise Undo
-    return found
+    check_savepoint()
 
 
 def check_savepoint() -> None:
@@ -106,14 +120,3 @@ def check_savepoint() -> None:
     """
     if connection.needs_rollback:
         raise OperationalError("The connection was lost while a savepoint was rolled back.")
-
-
-def atomically(perform: Perform) -> Perform:
-    """Perform the operation in its own transaction."""
-
-    def run(operation: Operation) -> None:
-        with transaction.atomic():
-            perform(operation)
-
-    run.__name__ = getattr(perform, "__name__", "operation")
-    return run

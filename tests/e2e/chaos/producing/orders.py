@@ -3,158 +3,97 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import transaction
-
 from django_delayq import DeadlinePassed, before_deadline, sync_timeouts
-from tests.e2e.chaos.producing.operation import (
-    Operation,
-    Undo,
-    atomically,
-    check_savepoint,
-    claim,
-    counted_from,
-    in_,
-    locked,
-)
+from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
+from tests.e2e.chaos.producing.operation import Operation, Undo, claim, half, in_, operation
 from tests.testapp.models import Order
 
 POLICY = "cancel_unpaid"
 
 
-def _new(operation: Operation, seconds: float, note: str = "") -> Order:
-    return Order(created_at=counted_from(in_(seconds)), note=note or operation.id)
+def _new(due_at: datetime, note: str) -> Order:
+    return Order(created_at=due_at - timedelta(seconds=AUTOMATIC_SECONDS), note=note)
 
 
-def _armed(order: Order) -> dict[str, object]:
-    assert order.created_at is not None
-    return claim("place", order.pk, POLICY, since=order.created_at)
+def _note(operation: Operation, *orders: Order) -> None:
+    operation.orders = [order.pk for order in orders]
+    operation.note(*(claim("place", order.pk, POLICY, since=order.created_at, was=None) for order in orders))
 
 
-@atomically
+@operation(12)
 def place(operation: Operation) -> None:
-    orders = [_new(operation, operation.hands.seconds()) for _ in range(operation.random.randint(1, 6))]
+    orders = [_new(operation.a_deadline(), operation.id) for _ in range(operation.random.randint(1, 6))]
     for order in orders:
         order.save()
-    operation.orders = [order.pk for order in orders]
-    operation.note(*map(_armed, orders))
+    _note(operation, *orders)
 
 
-@atomically
-def place_and_change_ones_mind(operation: Operation) -> None:
-    _new(operation, operation.hands.seconds()).save()
-    raise Undo
-
-
-@atomically
+@operation(2)
 def place_after_a_savepoint(operation: Operation) -> None:
     """Roll the first order back with its savepoint, and keep the second one."""
-    try:
-        with transaction.atomic():
-            _new(operation, operation.hands.seconds(), f"half-{operation.id}").save()
-            raise Undo
-    except Undo:
-        check_savepoint()
-        order = _new(operation, operation.hands.seconds())
+    half(_new(operation.a_deadline(), f"half-{operation.id}").save)
+    order = _new(operation.a_deadline(), operation.id)
     order.save()
-    operation.orders = [order.pk]
-    operation.note(_armed(order))
+    _note(operation, order)
 
 
-@atomically
+@operation(0.4)
 def place_and_commit_late(operation: Operation) -> None:
     """Commit an order that is already overdue."""
-    order = _new(operation, 0.1)
+    order = _new(in_(0.1), operation.id)
     order.save()
     time.sleep(operation.random.uniform(0.2, 0.8))
-    operation.orders = [order.pk]
-    operation.note(_armed(order))
+    _note(operation, order)
 
 
+@operation(1, is_atomic=False)
 def place_outside_a_transaction(operation: Operation) -> None:
     """Save and arm in two commits. After a crash between them, the sync arms it."""
-    _new(operation, 4 + operation.hands.seconds(), f"out-{operation.id}").save()
+    _new(operation.a_deadline() + timedelta(seconds=4), f"out-{operation.id}").save()
 
 
+@operation(0.5, is_atomic=False)
 def place_unseen(operation: Operation) -> None:
     """Create orders without signals, which the sync finds."""
-    Order.objects.bulk_create(_new(operation, operation.random.uniform(8, 10), f"out-{operation.id}") for _ in range(3))
+    Order.objects.bulk_create(_new(in_(operation.random.uniform(8, 10)), f"out-{operation.id}") for _ in range(3))
 
 
-@atomically
+@operation(2)
 def place_in_bulk(operation: Operation) -> None:
-    orders = Order.objects.bulk_create(_new(operation, operation.hands.seconds()) for _ in range(40))
+    orders = Order.objects.bulk_create(_new(operation.a_deadline(), operation.id) for _ in range(40))
     sync_timeouts(Order.objects.filter(pk__in=[order.pk for order in orders]))
-    operation.orders = [order.pk for order in orders]
-    operation.note(*map(_armed, orders))
+    _note(operation, *orders)
 
 
-@atomically
+def _begin_again(operation: Operation, status: str) -> None:
+    order = operation.a_locked_order(status)
+    order.status, order.created_at = "unpaid", _new(operation.a_deadline(), "").created_at
+    order.save(update_fields=["status", "created_at"])
+    operation.note(claim("place", order.pk, POLICY, since=order.created_at, was=status))
+
+
+@operation(3)
 def postpone(operation: Operation) -> None:
     """Move the time that the deadline counts from, and so the deadline."""
-    order = locked(operation.hands.an_order())
-    if order.status != "unpaid":
-        raise Undo
-    order.created_at = counted_from(in_(operation.hands.seconds()))
-    order.save(update_fields=["created_at"])
-    operation.note(claim("count_anew", order.pk, POLICY, since=order.created_at))
+    _begin_again(operation, "unpaid")
 
 
-@atomically
+@operation(2)
 def reopen(operation: Operation) -> None:
-    order = locked(operation.hands.an_order())
-    if order.status != "cancelled":
-        raise Undo
-    order.status, order.created_at = "unpaid", counted_from(in_(operation.hands.seconds()))
-    order.save()
-    operation.note(claim("reopen", order.pk, POLICY, since=order.created_at))
+    _begin_again(operation, "cancelled")
 
 
-@atomically
+@operation(1)
 def remove(operation: Operation) -> None:
     if not operation.hands.own:
         raise Undo
-    pk = operation.hands.own.popleft()
-    locked(Order(pk=pk)).delete()
+    order = Order.objects.select_for_update().get(pk=operation.hands.own.popleft())
+    pk = order.pk
+    order.delete()
     operation.note(claim("remove", pk, POLICY))
-
-
-def pay(operation: Operation) -> None:
-    """As a view does; too late is an answer, and undoes nothing, as nothing was done."""
-    order = operation.hands.an_order()
-    with before_deadline(order, POLICY):
-        _pay(operation, order)
-
-
-@atomically
-def pay_among_other_things(operation: Operation) -> None:
-    order = operation.hands.an_order()
-    try:
-        with before_deadline(order, POLICY):
-            _pay(operation, order)
-    except DeadlinePassed:
-        operation.note(claim("pay", order.pk, POLICY, answer="too late"))
-
-
-@atomically
-def pay_in_time(operation: Operation) -> None:
-    """As a view for which the deadline itself decides. The order stays locked when the guard refuses."""
-    order, asked = locked(operation.hands.an_order()), in_(0)
-    try:
-        with before_deadline(order, POLICY, strict=True):
-            _pay(operation, order, "pay_in_time", asked=asked)
-    except DeadlinePassed:
-        operation.note(claim("pay_in_time", order.pk, POLICY, answer="too late", asked=asked, heard=in_(0)))
-
-
-@atomically
-def pay_and_change_ones_mind(operation: Operation) -> None:
-    order = operation.hands.an_order()
-    with before_deadline(order, POLICY):
-        order.status = "paid"
-        order.save()
-        raise Undo
 
 
 def _pay(operation: Operation, order: Order, verb: str = "pay", **what: Any) -> None:
@@ -165,10 +104,40 @@ def _pay(operation: Operation, order: Order, verb: str = "pay", **what: Any) -> 
     operation.note(claim(verb, order.pk, POLICY, answer="paid" if was == "unpaid" else f"was {was}", **what))
 
 
-@atomically
+@operation(5, is_atomic=False)
+def pay(operation: Operation) -> None:
+    """As a view does; too late is an answer, and undoes nothing, as nothing was done."""
+    order = operation.an_order()
+    with before_deadline(order, POLICY):
+        _pay(operation, order)
+
+
+@operation(3)
+def pay_among_other_things(operation: Operation) -> None:
+    order = operation.an_order()
+    try:
+        with before_deadline(order, POLICY):
+            _pay(operation, order)
+    except DeadlinePassed:
+        operation.note(claim("pay", order.pk, POLICY, answer="too late"))
+
+
+@operation(3)
+def pay_in_time(operation: Operation) -> None:
+    """As a view for which the deadline itself decides. The order stays locked when the guard refuses."""
+    order = Order.objects.select_for_update().get(pk=operation.an_order().pk)
+    asked = in_(0)
+    try:
+        with before_deadline(order, POLICY, strict=True):
+            _pay(operation, order, "pay_in_time", asked=asked)
+    except DeadlinePassed:
+        operation.note(claim("pay_in_time", order.pk, POLICY, answer="too late", asked=asked, heard=in_(0)))
+
+
+@operation(3)
 def pay_conditionally(operation: Operation) -> None:
     """Pay by a conditional UPDATE without the guard, with or without a sync."""
-    order = operation.hands.an_order()
+    order = operation.an_order()
     if not Order.objects.filter(pk=order.pk, status="unpaid").update(status="paid"):
         raise Undo
     tells = operation.random.random() < 0.5
