@@ -246,6 +246,16 @@ def test_generic_relations_are_watched(armed: Any) -> None:
     assert "remark" not in armed(purchase)
 
 
+def test_columns_that_no_policy_reads_are_not_watched(declare: Declare, channel: Channel) -> None:
+    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
+    bought(channel=channel)
+    with CaptureQueriesContext(connection) as queries:
+        channel.hours = 3
+        channel.save(update_fields=["hours"])
+        Channel.objects.update(hours=4)
+    assert len(queries) == 2
+
+
 def test_what_cannot_be_watched_and_bulk_writes_that_are_not_noticed_are_named_by_checks(declare: Declare) -> None:
     declare(Purchase, name="pay", after="channel__pay_within", since="created_at", when=Q(labels__is_urgent=True))
     found = next(message.msg for message in check_bulk_writes() if message.id == "django_delayq.I002")
