@@ -103,6 +103,16 @@ def test_a_deadline_that_was_promised_by_hand_is_not_moved_by_closed_time(declar
     assert dq.get_deadline(ticket, policy) == week("Sun 20:00")
 
 
+@WAYS
+def test_a_deadline_in_closed_time_stays_although_the_stop_ends_after_it(declare: Declare, way: Any) -> None:
+    policy = declare(Ticket, name="answer", after=Working(days=1, at="18:00", calendar=OFFICE), **WAITING)
+    ticket = opened(None, "Wed 10:00")
+    for what, moment in zip(way, ("Thu 17:30", "Fri 08:00"), strict=True):
+        with clock.set_to(week(moment)):
+            what(ticket, policy)
+    assert dq.pending_timeouts(ticket, policy).get().due_at == week("Thu 18:00")
+
+
 SHORTER, LONGER = ("09:00-17:00", "13:00-17:00", "Fri 14:00"), ("13:00-17:00", "09:00-17:00", "Thu 11:00")
 
 
