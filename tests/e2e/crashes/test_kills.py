@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import Retry
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import Timeout
-from tests.integration.webhooks.conftest import SECRET, EndpointServer, endpoint
+from tests.integration.contrib.webhooks.conftest import SECRET, EndpointServer, endpoint
 from tests.support.processes import SHORT, StartWorker, due_now, effects, end, is_stopped, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order

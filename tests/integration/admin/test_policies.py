@@ -22,7 +22,7 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from tests.integration.admin.conftest import Staff, policy_shown, queries, source, stored, told
 from tests.integration.admin.places import LINGER, OPERATE, POLICIES, REMIND, SELECTED, UNPAID
-from tests.integration.reports.rounds import settled_row
+from tests.integration.monitoring.rounds import settled_row
 from tests.support.typed import Patch
 from tests.testapp.models import Customer, Order
 

@@ -15,7 +15,7 @@ from django_delayq.exceptions import WrongInstallation
 from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.operations import Adoption, adopt, retry
 from django_delayq.worker import Worker
-from tests.integration.commands.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
+from tests.integration.management.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.operations.conftest import BY, as_if, contents, dead, die, many, pending, said
 from tests.integration.operations.names import PagesOf
 from tests.testapp.models import Effect, Order
