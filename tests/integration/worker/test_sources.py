@@ -1,4 +1,4 @@
-"""What a worker takes, and what it gives back: entries of lines in Redis, or claims on rows of the ledger."""
+"""What a worker reserves of the lines in Redis, or claims of the ledger, and what it releases."""
 
 from __future__ import annotations
 
