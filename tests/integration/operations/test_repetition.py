@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import InvalidDelay, explain_timeout, schedule_timeout, sync_timeouts
@@ -153,3 +155,17 @@ def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, s
     assert refused(retry(Timeout.objects.all(), by=BY)) == {older.pk: "superseded", older.pk + 1: "not_dead"}
     older.refresh_from_db()
     assert older.state == "dead"
+
+
+def test_dead_rounds_before_a_settled_one_are_all_superseded_at_the_same_number_of_queries() -> None:
+    counts = []
+    for number in (1, 20):
+        Timeout.objects.all().delete()
+        for _ in range(number):
+            order = Order.objects.create()
+            dead(order), dead(order), fired(order)
+        with CaptureQueriesContext(connection) as captured:
+            result = retry(Timeout.objects.filter(state="dead"), by=BY, dry_run=True)
+        assert result.refused == {Refusal.SUPERSEDED: 2 * number}
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
