@@ -141,9 +141,10 @@ def test_no_table_has_the_person_afterwards_and_no_stored_answer(
     assert json.loads(Delivery.objects.order_by("pk")[0].body)["data"]["payload"] is None
 
 
-def test_an_erased_timeout_is_neither_retried_nor_repeated(declare: Declare) -> None:
+def test_a_pending_timeout_is_not_erased_and_an_erased_one_is_neither_retried_nor_repeated(declare: Declare) -> None:
     row = rich(declare)
-    operations.erase(row, by=BY)
+    waiting = dq.schedule_timeout(Order.objects.create(), "remind", hours=1, payload={"to": [SECRET]})
+    assert operations.erase([row, waiting], by=BY).refused == {Refusal.NOT_SETTLED: 1}
     row.refresh_from_db()
     for repeat in (operations.retry, operations.refire):
         assert repeat(row, by=BY).refused == {Refusal.ERASED: 1}
