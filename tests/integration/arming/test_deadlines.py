@@ -77,6 +77,13 @@ def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
         dq.schedule_timeout(order, "by_hand")
 
 
+def test_there_is_no_deadline_before_the_year_1(declare: Declare) -> None:
+    begin = datetime(1, 1, 1, 0, 30, tzinfo=UTC)
+    assert declared(declare, after=-HOUR).due_of(None, begin) is None
+    with pytest.raises(dq.InvalidDelay, match="1 h before .* too far in the past"):
+        clock.shifted(begin, -HOUR)
+
+
 # A `since` that means "never", such as 31 December 9999: nothing is armed, and nothing raises.
 NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 AWAY = [NEVER, datetime(2108, 12, 31, 23, 30, tzinfo=UTC)]
@@ -125,6 +132,20 @@ def test_infinity_counts_as_never_although_no_driver_can_read_it(declare: Declar
     Timeout.objects.filter(object_id=good.pk).delete()
     assert sync_policy(policy, "default") == Synced(armed=1)
     assert dq.get_deadline(good, policy)
+
+
+def test_the_verbs_ask_for_a_delay_and_take_one(policy: TimeoutPolicy[Any]) -> None:
+    order = new_order(NEVER)
+    for call in (lambda: dq.schedule_timeout(order, policy), lambda: dq.schedule_timeouts([order], policy)):
+        with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
+            call()
+    row = dq.schedule_timeout(order, policy, seconds=0)
+    row.refresh_from_db()
+    assert row.since_at is None, "pages could not show 31 December 9999 in a zone east of Greenwich"
+    order.save()
+    assert sync_policy(policy, "default") == Synced()
+    assert testing.fire_due(policy) == 1
+    assert dq.cancel_timeout(order, policy) is False
 
 
 # How old a deadline may be that is armed by the sync, and by the handler of the policy.

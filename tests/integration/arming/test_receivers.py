@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.db.migrations.state import ProjectState
-from django.db.models import Exists, Q, QuerySet
+from django.db.models import Case, Exists, Q, QuerySet, When
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
 
@@ -23,7 +23,7 @@ from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert
 from tests.e2e.races.sessions import Session, needs_row_locks
 from tests.support.seen import sql_of
 from tests.support.typed import Declare
-from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
+from tests.testapp.models import ExpressOrder, Item, Order, OrderProxy, Parcel, Task, Voucher
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HALF_AN_HOUR = timedelta(minutes=30)
@@ -188,6 +188,16 @@ def test_a_condition_that_reads_what_the_update_changes_is_evaluated_once(
     first_is_unpaid = Exists(Order.objects.filter(pk=placed[0].pk, status="unpaid"))
     assert orders().filter(first_is_unpaid).update(status="paid") == 5
     assert pending() == 0
+
+
+def test_an_update_arms_the_new_owners_of_the_rows_of_each_page(
+    declare: Declare, now: datetime, small_pages: None
+) -> None:
+    declare(Task, name="opens", since="begun_at", after=HALF_AN_HOUR, when=Q(items__is_open=True))
+    first, second = (Task.objects.create(begun_at=now) for _ in range(2))
+    *_, last = [Item.objects.create(task=first) for _ in range(3)]
+    rows_of(Item).update(task=Case(When(pk=last.pk, then=second.pk), default=first.pk))
+    assert_scheduled(second, "opens")
 
 
 def test_bulk_update_and_the_async_methods_arm(placed: list[Order], now: datetime) -> None:

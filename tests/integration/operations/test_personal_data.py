@@ -107,7 +107,7 @@ def test_no_table_has_the_person_afterwards_and_no_stored_answer(
     declare: Declare, settings: Any, admin_user: Any, without_redis: None, is_needed: bool
 ) -> None:
     """Of a value that an unsettled timeout has, too, the rate still counts."""
-    settings.ROOT_URLCONF = "tests.integration.rest.urls"
+    settings.ROOT_URLCONF = "tests.integration.contrib.rest.urls"
     endpoint = {"url": "http://127.0.0.1:1/", "secret": "whsec_" + "MfKQ" * 8, "events": ["dead"], "payload": True}
     settings.DELAYQ_WEBHOOKS = {"billing": endpoint}
     limits = Limits(rate=Rate(60, per=HOUR, by="note"))

@@ -16,7 +16,7 @@ from django_delayq.arming import sync as syncing
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from django_delayq.sql import statements
-from tests.integration.spans.conftest import HOUR, Declare, at
+from tests.integration.times.conftest import HOUR, Declare, at
 from tests.support.seen import sql_of
 from tests.testapp.desk import Team, Ticket
 

@@ -237,6 +237,17 @@ def test_a_round_that_is_cancelled_while_its_condition_does_not_hold_keeps_its_d
     assert (row.due_at, row.first_due_at) == (ended.due_at, ended.first_due_at)
 
 
+def test_a_row_of_another_round_is_cancelled_alone(unarmed: Order) -> None:
+    unarmed.save()
+    row = unarmed.timeouts.get()
+    unarmed.status = "paying"
+    unarmed.save()
+    assert dq.cancel_timeout(row) is True, "it has ended already"
+    unarmed.status = "unpaid"
+    unarmed.save()
+    assert unarmed.timeouts.filter(state="pending").exists()
+
+
 def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed: Order, declare: Declare) -> None:
     """Nothing is written for a key, a policy without `since`, or an object without its value, or that is gone."""
     exempt = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))

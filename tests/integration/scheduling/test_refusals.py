@@ -12,7 +12,8 @@ from django.db import transaction
 from django.db.models import Q
 
 import django_delayq as dq
-from django_delayq import operations
+from django_delayq import clock, operations
+from django_delayq.conf import ConfigError, get_settings
 from django_delayq.ledger.controls import policy_state
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
@@ -129,6 +130,18 @@ REFUSED: Cases = {
     "reschedule to nothing": (dq.InvalidDelay, None, lambda o: dq.reschedule_timeout(row(o))),
     "a function of the policy raises": (ZeroDivisionError, None, lambda o: o.save()),
     "schedule a timeout": (TypeError, "not a Timeout.*use reschedule", lambda o: schedule(row(o))),
+    "no delay for many": (dq.InvalidDelay, None, lambda o: verbs.schedule_timeouts([o], "remind")),
+    "a payload of many": (dq.InvalidPayload, None, lambda o: schedule_many(o, payload=object())),
+    "which policy": (TypeError, "Which policy of Order\\? Name one", lambda o: schedule(o, policy=None)),
+    "extend by nothing": (dq.InvalidDelay, None, lambda o: dq.extend_timeout(row(o))),
+    "extend many too far": (dq.InvalidDelay, None, lambda o: dq.extend_timeouts(rows(o), weeks=420_000)),
+    "reschedule to a naive time": (dq.InvalidDelay, None, lambda o: dq.reschedule_timeout(row(o), at=NAIVE)),
+    "reschedule many to nothing": (dq.InvalidDelay, None, lambda o: dq.reschedule_timeouts(rows(o))),
+    "snooze by no number": (dq.InvalidDelay, None, lambda o: verbs.Snooze(minutes="5")),
+    "cancel many objects": (TypeError, "not Order queryset", lambda o: verbs.cancel_timeouts(Order.objects.all())),
+    "operate on an unsaved timeout": (ValueError, "not a row", lambda o: operate.cancel([Timeout()], by="x")),
+    "pending of a class": (TypeError, "not the class int", lambda o: verbs.pending_timeouts(int)),
+    "set the clock to a naive time": (ValueError, "aware", lambda o: clock.set_to(NAIVE).__enter__()),
     "cancel a class": (TypeError, "not the class Order", lambda o: verbs.cancel_timeout(Order, "remind")),
     "cancel many of a class": (TypeError, "Expected timeouts.*not Order", lambda o: verbs.cancel_timeouts(Order)),
     "cancel a list of objects": (TypeError, "Expected timeouts.*not Order", lambda o: verbs.cancel_timeouts([o])),
@@ -172,3 +185,10 @@ def test_a_verb_that_raises_leaves_the_transaction_usable_and_the_ledger_as_it_w
         assert dq.get_deadline(order, "remind", key="there") is not None
     assert Effect.objects.filter(what="usable").count() == 1
     assert waiting() == before
+
+
+@pytest.mark.parametrize("path", [".a", "a b.c", "no_dot"])
+def test_a_setting_that_is_not_a_dotted_path_is_refused_when_it_is_read(settings: Any, path: str) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": path}
+    with pytest.raises(ConfigError, match=r"DELAYQ\['SCRUB'\] must be .*dotted path"):
+        get_settings()

@@ -64,6 +64,9 @@ def test_the_writing_verbs_take_one_timeout_and_leave_the_others_of_its_object_a
         assert row.state == "cancelled"
     other.refresh_from_db()
     assert (Timeout.objects.get(pk=row.pk).cause, other.state) == ("hand", "pending")
+    Timeout.objects.filter(pk=other.pk).update(state="firing", slot_taken=None)
+    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(other):
+        pytest.fail("the block ran")
     due, later = (dq.schedule_timeout(order, "remind", key=key, seconds=0) for key in ("due", "later"))
     assert fire_due("remind", obj=due) == 1
     later.refresh_from_db()
