@@ -13,9 +13,11 @@ from django.db.models import Q
 
 from django_delayq import TimeoutPolicy, cancel_timeout, clock, operations
 from django_delayq.ledger import rollups
+from django_delayq.ledger.marking import Old, delete_settled
 from django_delayq.ledger.rollups import roll_up
 from django_delayq.models import PolicyDay, Timeout
 from django_delayq.monitoring.reports import policy_report
+from django_delayq.monitoring.snapshot import overview
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
 from tests.integration.monitoring.rounds import settled_row, utc
@@ -69,6 +71,25 @@ def test_a_day_is_counted_while_it_passes_in_one_row_page_by_page(
         Timeout.objects.all().delete()  # by hand: they do not count when their day has none
         roll_up("default")
         assert rounds(policy) == 0
+
+
+def prune_all() -> None:
+    delete_settled("default", Old(clock.now()), None)
+
+
+def test_the_hours_of_the_last_day_are_counted_whether_rows_are_counted_deleted_or_neither() -> None:
+    settle(NOON, NOON + HOUR, NOON + HOUR + MINUTE)
+    settle(NOON + HOUR, state="dead", cause="retries")
+    settled_row(NOON + HOUR, due_at=NOON + HOUR - 2 * MINUTE).save()
+    with clock.set_to(NOON + 2 * HOUR):
+        for step in (lambda: None, lambda: roll_up("default"), prune_all):
+            step()
+            seen: Any = overview()
+            assert [(hour.fired, hour.late, hour.dead) for hour in seen.hours[-3:]] == [(1, 0, 0), (2, 1, 1), (0, 0, 0)]
+            assert (seen.hours[-1].begins_at, len(seen.hours), seen.counted_until) == (NOON + 2 * HOUR, 24, None)
+    with clock.set_to(NOON + 26 * HOUR):
+        seen = overview()
+        assert not any(hour.fired for hour in seen.hours)
 
 
 def test_a_row_that_was_committed_hours_late_is_counted_when_its_day_is_over(policy: TimeoutPolicy[Any]) -> None:
