@@ -100,6 +100,7 @@ ACTS: dict[str, list[Act]] = {
         *(in_bulk("reschedule_timeouts", hours=9), verb("postpone", at=at("Fri 12:00"))),
     ],
     "replan what is held": [sync, HOLD, verb("postpone", hours=3), REPLAN],
+    "preview": [sync, HOLD, verb("resume_timeout", dry_run=True)],
     "of the policy": [
         *(sync, of_policy("hold"), of_policy("resume"), of_policy("change_delay", after=6 * HOUR, mode="recompute")),
     ],
