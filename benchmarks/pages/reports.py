@@ -63,7 +63,7 @@ def figures(times: int) -> dict[str, dict[str, Any]]:
     page = reverse("admin:django_delayq_policycontrol_report", args=[LABEL])
     for name, query in PAGES.items():
         results[f"page, {name}"] = timed(lambda query=query: client.get(f"{page}?{query}"), times)[1]
-    with override_settings(ROOT_URLCONF="tests.integration.rest.urls"):
+    with override_settings(ROOT_URLCONF="tests.integration.contrib.rest.urls"):
         for name, query in (("30 days", ""), ("months", "by=month"), ("a field", "by=customer")):
             address = f"/api/policies/{quote(LABEL)}/report/?{query}"
             results[f"REST, {name}"] = timed(lambda address=address: client.get(address), times)[1]

@@ -81,7 +81,7 @@ def figures(times: int) -> dict[str, dict[str, Any]]:
 
     client = APIClient()
     client.force_authenticate(User.objects.get_or_create(username="rest", is_superuser=True, is_staff=True)[0])
-    with override_settings(ROOT_URLCONF="tests.integration.rest.urls"):
+    with override_settings(ROOT_URLCONF="tests.integration.contrib.rest.urls"):
         client.get(LIST)
         results = {name: measure(client, address, times) for name, address in addresses().items()}
         for name, query in (("all", ""), ("pending", "&state=pending")):

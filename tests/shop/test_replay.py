@@ -12,7 +12,7 @@ from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import Files, broken_rows, odd_orders, random_orders
 
-pytestmark = [pytest.mark.slow, pytest.mark.dialect]
+pytestmark = pytest.mark.slow
 
 
 def _replay(shop: Shop, orders: Path, reviews: Path, *more: str) -> dict[str, dict[str, int]]:
@@ -21,6 +21,7 @@ def _replay(shop: Shop, orders: Path, reviews: Path, *more: str) -> dict[str, di
     )
 
 
+@pytest.mark.dialect
 def test_a_virtual_replay_counts_what_the_oracle_counts(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(120).write(tmp_path)
     assert _replay(shop, orders, reviews) == expected_counts(orders, reviews)

@@ -118,7 +118,7 @@ class History:
         self.orders[order] = status
 
     def _place(self, subject: Subject, claim: Mapping[str, Any]) -> None:
-        """It is new, counted anew, or open again."""
+        """It is new, counted again, or reopened."""
         self._become(subject.name[0], "unpaid", only_from=claim["was"])
         subject.pend(_moment(claim["since"]) + timedelta(seconds=AUTOMATIC_SECONDS))
 

@@ -6,7 +6,7 @@ operation, in order:
     begin       it is about to do it
     commit      it has done it in its transaction, and asks for COMMIT; `claims` say what is then true
     done        COMMIT was answered
-    undone      it was rolled back on purpose, or refused by an answer of the product; `error` says which
+    undone      it was rolled back on purpose, or refused by an answer of the product; `error` names it
     uncertain   the connection was lost, so the outcome is unknown
     resolved    the database showed the outcome afterwards: `committed`
 """

@@ -105,7 +105,7 @@ class Outcome:
         self.note("effect", None, {"timeout_id": id, "what": what}, moment)
 
     def fire(self, id: int, **changes: Any) -> None:
-        """Fire a row; `changes`: what the ledger says of it before."""
+        """Fire a row; `changes`: its columns in the ledger before."""
         self.evidence.ledger[id] = row = replace(self.evidence.ledger[id], **changes)
         policy, order = row.policy.rpartition(".")[2], int(row.object_id)
         self.write(id, policy, order, row.due_at, "fired")
@@ -198,7 +198,7 @@ DOCTORED: dict[str, tuple[Callable[[Outcome], object], str]] = {
     "no row at all": (lambda now: now.operate(given("schedule", 4, 5)), "lost"),
     "a commit that was answered": (lambda now: now.fail("done"), "lost"),
     "a row was deleted": (lambda now: now.note("timeout", columns(now.evidence.ledger[33]), None), "lost"),
-    "skipped, although nobody had paid": (skip_unpaid, "lost"),
+    "skipped, although unpaid": (skip_unpaid, "lost"),
     "saved in two commits, and never armed": (save_and_never_arm, "lost"),
     "two effects of one timeout": (lambda now: now.affect(33, at(9)), "doubled, effect without fired"),
     "two rows fired for one round": (fire_a_second_row, "doubled"),
@@ -239,7 +239,7 @@ DOCTORED: dict[str, tuple[Callable[[Outcome], object], str]] = {
     "an earlier deadline of a repetition": (lambda now: answer_another_deadline(now, "refire", 4.9), "answer"),
     "a transaction was rolled back": (leave_what_was_rolled_back, "phantom"),
     "a savepoint was rolled back": (leave_what_a_savepoint_rolled_back, "phantom"),
-    "dead, although nobody is to blame": (lambda now: now.write(99, "remind", 1, at(5), "dead"), "dead"),
+    "dead, although its handler has not failed": (lambda now: now.write(99, "remind", 1, at(5), "dead"), "dead"),
     "an unexpected exception": (lambda now: now.fail("failed", "ValueError"), "error"),
     "a deadlock": (lambda now: now.fail("resolved", "deadlock"), "deadlock"),
     "a change by another installation": (lambda now: now.change("timeout", 1, by_user="intruder"), "intrusion"),

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import Retry
 from django_delayq.contrib.webhooks.models import Delivery
 from django_delayq.models import Timeout
-from tests.integration.webhooks.conftest import SECRET, EndpointServer, endpoint
+from tests.integration.contrib.webhooks.conftest import SECRET, EndpointServer, endpoint
 from tests.support.processes import SHORT, StartWorker, due_now, effects, end, is_stopped, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
@@ -75,7 +75,7 @@ def test_killed_outside_a_transaction_it_is_done_at_least_once_under_one_key(
 def test_one_killer_among_a_hundred_ends_dead_and_the_others_fire(
     start_worker: StartWorker, source: str, declare: Any
 ) -> None:
-    """None of them may be tried again: what only ran beside a handler that ends its process is not blamed."""
+    """None of them may be tried again: running beside a handler that ends its process counts no attempt."""
     suffix, variables = ("_outside", {"WITHOUT_REDIS": "1"}) if source == "ledger" else ("", {})
     names = [f"deadly{suffix}", f"harmless{suffix}"]
     for name in names:

@@ -126,7 +126,7 @@ def test_a_process_that_is_killed_is_started_again_and_ends_when_the_supervisor_
     wait_until(settled(20), "all have fired")
     assert effects("remind") == {row.pk: 1 for row in rows}
     pids = children(supervisor)
-    wait_until(lambda: WorkerSeen.objects.filter(pid__in=pids).count() == 2, "both are ready to be told")
+    wait_until(lambda: WorkerSeen.objects.filter(pid__in=pids).count() == 2, "both have begun")
     supervisor.kill()
     log = supervisor.communicate(timeout=30)[1].decode()
     wait_until(lambda: not any(map(is_alive, pids)), "both have ended")

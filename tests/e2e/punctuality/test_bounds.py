@@ -76,7 +76,7 @@ def test_after_a_kill_the_other_worker_fires_within_a_lease_and_a_second(start_w
 def test_what_redis_lost_or_was_never_told_of_fires_within_a_sweep_and_what_is_due_later_is_not_late(
     start_worker: StartWorker, redis_client: Any, prefix: str
 ) -> None:
-    """Nor is what is committed after its deadline."""
+    """A timeout of a transaction that commits after its deadline fires within a sweep, too."""
     at_work(start_worker(seconds=SECONDS))
     with transaction.atomic():
         committed_late, began = soon(3, 0.0), database_now("default")

@@ -106,7 +106,7 @@ def _place(deadlines: Sequence[datetime], goods: Goods) -> list[int]:
 
 
 def judge(orders: Collection[int], answers: Mapping[int, bool], goods: Goods) -> float:
-    """Return the share that was paid. Raises AssertionError for each that was both paid and cancelled, or neither."""
+    """Return which part was paid. Raises AssertionError for each that was both paid and cancelled, or neither."""
     rows = _rows_of(orders, goods)
     effects = Counter(
         Effect.objects.filter(object_id__in=[str(pk) for pk in orders]).values_list("timeout_id", flat=True)

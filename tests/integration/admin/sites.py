@@ -31,6 +31,8 @@ class TenantsTimeoutAdmin(TimeoutAdmin):
 
 
 class OwnInline(TimeoutInline):
+    shown = 2
+
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).exclude(key="secret")
 

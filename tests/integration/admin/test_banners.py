@@ -18,7 +18,7 @@ from django_delayq import operations
 from django_delayq.models import Timeout
 from tests.integration.admin.conftest import Staff, listed, policy_shown, source
 from tests.integration.admin.places import DETAIL, LIST, OPERATE, POLICIES, REMIND
-from tests.integration.commands.conftest import a_worker
+from tests.integration.management.conftest import a_worker
 from tests.testapp.models import Order
 
 cold = pytest.mark.usefixtures("controls_are_read_again")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 from django.db import models
 from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
@@ -34,6 +36,8 @@ QUERY = "a query of testapp.Customer"
         (Q(paid_at__isnull=True, note__isnull=False), "note is not None and paid_at is None"),
         (Q(Q(a=1) | Q(b=2), c=3), "(a = 1 or b = 2) and c = 3"),
         (Q(status__in=[Status.NEW, "x"]), 'status in ["new", "x"]'),
+        (Q(day=date(2026, 1, 2)), 'day = "2026-01-02"'),
+        (Q(~Exists(VIPS)), f"not (Exists({QUERY}))"),
         (Q(amount=F("bound") + Value(2)), "amount = bound + 2"),
         (Q(at__lt=Now()), "at < Now()"),
         (Q(RawSQL("1 = %s", [1], models.BooleanField())), "RawSQL(1 = %s, [1])"),

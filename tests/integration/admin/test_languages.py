@@ -93,8 +93,8 @@ def rows() -> list[Timeout]:
 @pytest.fixture
 def visitor(rows: list[Timeout], staff: Staff) -> Client:
     """Who may do everything."""
-    ours = Permission.objects.filter(content_type__app_label__in=["django_delayq", "testapp"])
-    client = staff(*ours.values_list("codename", flat=True))
+    ours = Permission.objects.filter(content_type__app_label="django_delayq")
+    client = staff("view_order", "change_order", *ours.values_list("codename", flat=True))
     User.objects.update(username="STAFF")
     return client
 

@@ -22,7 +22,7 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from tests.integration.admin.conftest import Staff, policy_shown, queries, source, stored, told
 from tests.integration.admin.places import LINGER, OPERATE, POLICIES, REMIND, SELECTED, UNPAID
-from tests.integration.reports.rounds import settled_row
+from tests.integration.monitoring.rounds import settled_row
 from tests.support.typed import Patch
 from tests.testapp.models import Customer, Order
 
@@ -146,6 +146,8 @@ def test_a_stop_is_shown_with_its_end_its_actor_and_the_label_as_it_is_written(a
     admin_client.post(address("resume"), FIELDS)
     assert told(admin_client.post(address("resume"), FIELDS))[-1] == f"“{UNPAID}” is not stopped."
     assert b"declares no delay" in admin_client.post(address("delay", REMIND), FIELDS).content
+    for wrong in ({"declared": "on"}, {"amount": "1e30", "unit": "days"}):
+        assert b"errorlist" in admin_client.post(address("delay"), {**FIELDS, **wrong}).content
 
 
 @committed
@@ -224,6 +226,8 @@ def test_all_policies_stop_but_what_is_stopped_for_longer_is_left_alone(admin_cl
     assert f"“{REMIND}” is left as it is, because it is stopped for longer." in told(answer)
     assert f"{LINGER} is on hold: resume it first." in told(answer)
     assert len(stops()) == len(labels)
+    admin_client.post(of_several("resume"), {**FIELDS, "policy": [UNPAID, REMIND]})
+    assert len(stops()) == len(labels) - 2
 
 
 def test_of_several_none_changes_without_permission_confirmation_or_policy(admin_client: Client, staff: Staff) -> None:

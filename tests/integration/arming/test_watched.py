@@ -29,6 +29,23 @@ def unpaid(declare: Declare) -> Any:
     return declare(Purchase, name="pay", after=30 * MINUTE, since="created_at", when=NOT_PAID)
 
 
+def test_a_round_that_ended_long_before_does_not_come_back_with_others(declare: Declare, channel: Channel) -> None:
+    """A shop closes and opens again. One object needs no timeout of this policy any more, but one of another."""
+    is_open = {"channel__merchant__is_open": True}
+    declare(Purchase, name="pay", after=20 * MINUTE, since="created_at", when=Q(**is_open))
+    declare(Purchase, name="remind", after=MINUTE, since="channel__opens_at", when=Q(labels__is_urgent=True, **is_open))
+    Channel.objects.filter(pk=channel.pk).update(opens_at=at(90))
+    urgent, settled = (bought(channel=channel) for _ in range(2))
+    for each in (urgent, settled):
+        each.labels.add(Label.objects.create(is_urgent=True))
+    assert due(urgent) == due(settled) == [20, 91]
+    settled.labels.clear()
+    merchant: Any = channel.merchant
+    for merchant.is_open, expected in ((False, ([], [])), (True, ([20, 91], [20]))):
+        merchant.save()
+        assert (due(urgent), due(settled)) == expected
+
+
 @pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite locks no rows")
 @pytest.mark.parametrize(
     "write",
@@ -227,6 +244,16 @@ def test_generic_relations_are_watched(armed: Any) -> None:
         assert ("remark" in armed(purchase)) is is_armed
     remark.delete()
     assert "remark" not in armed(purchase)
+
+
+def test_columns_that_no_policy_reads_are_not_watched(declare: Declare, channel: Channel) -> None:
+    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
+    bought(channel=channel)
+    with CaptureQueriesContext(connection) as queries:
+        channel.hours = 3
+        channel.save(update_fields=["hours"])
+        Channel.objects.update(hours=4)
+    assert len(queries) == 2
 
 
 def test_what_cannot_be_watched_and_bulk_writes_that_are_not_noticed_are_named_by_checks(declare: Declare) -> None:

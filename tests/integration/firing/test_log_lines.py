@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -10,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing.state import firing_state
+from django_delayq.ledger.error_texts import is_user_code
 from django_delayq.models import Timeout
 from django_delayq.times.clock import brief
 from tests.integration.firing.conftest import due, fire
@@ -48,16 +49,26 @@ def test_a_firing_is_a_line_with_object_lateness_and_duration(declare: Declare, 
     assert "object 'a\\nb')" in of_voucher.getMessage()
 
 
-def test_a_server_that_is_down_fills_neither_log_nor_memory(declare: Declare, caplog: Log) -> None:
-    """Some API clients make their exception classes for each session: each one stayed in memory."""
+def raise_in_django(*_: Any) -> None:
+    Voucher.objects.create(code="twice")
+    Voucher.objects.create(code="twice")
 
-    def handler(*_: Any) -> None:
-        raise type("QuotaExceeded", (Exception,), {})
 
-    policy = declare(Order, handler, name="fails", retry=dq.Retry([120]), batch=10)
-    fire(*[due(Order.objects.create(), policy) for _ in range(5)])
-    assert [bool(line.exc_info) for line in logged(caplog, "timeout_failed")] == [True, *[False] * 4]
-    assert len(firing_state._log_interval._logged_at) == 1
+def test_of_failures_one_has_a_traceback_with_only_frames_of_the_project(declare: Declare, caplog: Log) -> None:
+    policy = declare(Order, raise_in_django, name="fails", retry=dq.Retry([120]), batch=10)
+    rows = [due(Order.objects.create(), policy) for _ in range(5)]
+    fire(*rows)
+    line, *others = logged(caplog, "timeout_failed")
+    assert not any(other.exc_info for other in others)
+    assert "; attempt 2 follows in 2 min: IntegrityError: " in line.getMessage()
+    kind, error, trace = line.exc_info
+    assert kind is IntegrityError
+    while error is not None:
+        assert all(is_user_code(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+        error = error.__cause__
+    assert [frame.name for frame in traceback.extract_tb(trace)] == ["raise_in_django"]
+    rows[0].refresh_from_db()
+    assert "django/db/backends" in rows[0].errors[0]["traceback"], "the ledger keeps all of it"
 
 
 # Signals report committed transitions, and no others

@@ -150,13 +150,6 @@ def test_a_returned_outcome_keeps_the_work(order: Order, declare: Declare, mode:
     assert report.again == {row.pk: row.run_at}
 
 
-def test_other_values_are_ignored(declare: Declare) -> None:
-    for number, value in enumerate((True, "skip", 0, Order, ValueError("returned"))):
-        row = due(Order.objects.create(), declare(Order, returning(value), name=f"returns{number}"))
-        assert fire(row).fired == (row.pk,)
-        assert (state(row), row.reason) == (FIRED, "")
-
-
 class Endless:
     def end(self, since: Any, obj: Any) -> Any:
         raise ValueError("never")

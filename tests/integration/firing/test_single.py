@@ -12,8 +12,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.firing import Work, plan, run
 from django_delayq.ledger import marking
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
@@ -129,6 +131,21 @@ def test_without_its_mark_no_handler_runs(orders: list[Order], monkeypatch: Patc
     assert not Effect.objects.exists()
     fire(*rows)
     assert {state(row)[0] for row in rows} == {"fired"}
+
+
+def test_a_stop_is_seen_with_the_row_at_the_latest(order: Order, monkeypatch: Patch) -> None:
+    """The cache may omit a new stop for up to a second; the locking statement reads it."""
+    row = due(order)
+    work = work_of(row)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(stop_cache), "forget", lambda self: None)
+        operations.pause("testapp.order.remind", by="script:test")
+        report = run(work, "default")
+    stop_cache.forget()
+    assert (set(report.again), tried(row)) == ({row.pk}, UNTRIED)
+    assert not Effect.objects.exists()
+    works, report = plan_of(row)
+    assert (works, report.now is not None and report.again[row.pk] > report.now) == ([], True)
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite")

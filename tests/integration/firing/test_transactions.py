@@ -1,4 +1,4 @@
-"""Transactions that a handler breaks, commits or rolls back by hand, and those of async handlers."""
+"""The transactions of handlers: which they break, which are those of coroutines, and which several timeouts share."""
 
 from __future__ import annotations
 
@@ -80,21 +80,7 @@ def test_a_swallowed_error_fails_the_attempt_only_where_it_ends_the_transaction(
         assert state(row) == FIRED
 
 
-def test_a_callback_on_commit_that_raises_undoes_nothing(order: Order, declare: Declare, caplog: Log) -> None:
-    ran: list[str] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        transaction.on_commit(lambda: ran.append("first"))
-        transaction.on_commit(lambda: 1 / 0)
-        transaction.on_commit(lambda: ran.append("last"))
-
-    row = due(order, declare(Order, handler, name="callbacks"))
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), ran) == (FIRED, ["first", "last"])
-    assert "on_commit" in caplog.text
-
-
-# Transactions by hand: one that would end before the handler is refused, one outside is undone unless it was ended
+# A statement that would end the transaction before the handler is refused
 
 
 COMMITS = ["COMMIT", "begin"]
@@ -156,9 +142,8 @@ def test_async_handlers_run_in_each_mode_and_are_undone(orders: list[Order], dec
         await one(obj, timeout)
         raise asyncio.CancelledError
 
-    for number, (handler, options) in enumerate(
-        [(one, {"together": 10}), (many, {"batch": 10}), (one, {"atomic": False}), (cancelled, {})]
-    ):
+    ways: list[Any] = [(one, {"together": 10}), (many, {"batch": 10}), (one, {"atomic": False}), (cancelled, {})]
+    for number, (handler, options) in enumerate(ways):
         policy = declare(Order, handler, name=f"async_{number}", retry=dq.Retry.never(), **options)
         fire(*[due(order, policy) for order in orders])
     assert Counter(Effect.objects.values_list("what", flat=True)) == {"one": 10, "5": 1}

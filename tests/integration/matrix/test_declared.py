@@ -72,6 +72,7 @@ RAW_SQL = RawSQL(f"{connection.ops.quote_name('testapp_task')}.status = %s", ["o
         (Task, Q(owner__vip=True), (None, [])),  # other rows, which are watched
         (Task, Q(owner__in=Customer.objects.filter(vip=True)), (None, ["W001"])),
         (Task, OTHER_ROWS, (None, ["W001"])),
+        (ManagedWithCount, Q(peers__gt=1), (None, ["W001"])),
         (ManagedWithCount, Q(of_vip=True), (None, ["W001"])),
         (ManagedNotHidden, Q(), (None, ["W001"])),
     ],

@@ -232,6 +232,10 @@ def test_joins_along_the_relation(world: World) -> None:
     counted = rows.annotate(waiting=Count("timeouts", filter=Q(timeouts__state="pending")), all=Count("timeouts"))
     numbers = {each.pk: (each.waiting, each.all) for each in counted}
     assert numbers == {obj.pk: (0, 1), twin.pk: (2, 2), other.pk: (1, 1)}
+    assert keys_of(rows.filter(~Q(timeouts__policy=world.hand.label))) == {obj.pk, other.pk}
+    inner = model._base_manager.filter(timeouts__state="cancelled").values("pk")
+    assert keys_of(rows.filter(pk__in=inner)) == {obj.pk}
+    assert keys_of(rows.filter(timeouts__in=[world.row(obj, world.auto)])) == {obj.pk}
     waiting = FilteredRelation("timeouts", condition=Q(timeouts__state="pending"))
     assert keys_of(rows.annotate(waiting=waiting).filter(waiting__isnull=True)) == {obj.pk}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 BY = "admin:alice"
-urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
+urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.contrib.rest.urls"))]
 
 
 @pytest.fixture(scope="module")

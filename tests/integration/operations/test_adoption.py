@@ -15,7 +15,7 @@ from django_delayq.exceptions import WrongInstallation
 from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.operations import Adoption, adopt, retry
 from django_delayq.worker import Worker
-from tests.integration.commands.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
+from tests.integration.management.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.operations.conftest import BY, as_if, contents, dead, die, many, pending, said
 from tests.integration.operations.names import PagesOf
 from tests.testapp.models import Effect, Order
@@ -78,23 +78,26 @@ def test_pending_rows_need_a_decision(order: Order) -> None:
     before = contents()
     with pytest.raises(DelayqError, match="has 1 pending timeout: give --cancel-pending or --keep-pending"):
         adopt(by=BY)
+    with pytest.raises(ValueError, match="not 'drop'"):
+        adopt(by=BY, pending="drop")  # type: ignore[arg-type]
     assert contents() == before and owner() == "production"
     as_if(Timeout.objects.get(), "fired", "due")
     assert adopt(by=BY) == Adoption("production", "staging")
 
 
-def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(pages_of: PagesOf) -> None:
+@pytest.mark.parametrize("option", ["cancel", "keep"])
+def test_a_call_that_dies_leaves_a_ledger_that_is_refused_and_is_continued(pages_of: PagesOf, option: Any) -> None:
     pages_of(4)
     many(10)
     before = keys()
     with pytest.raises(KeyboardInterrupt):
-        adopt(by=BY, pending="keep", progress=die)
+        adopt(by=BY, pending=option, progress=die)
     assert owner() == "production"
     with pytest.raises(WrongInstallation):
         Worker(burst=True).run()
-    adopt(by=BY, pending="keep")
+    adopt(by=BY, pending=option)
     assert owner() == "staging"
-    assert not set(keys().values()) & set(before.values())
+    assert option == "cancel" or not set(keys().values()) & set(before.values())
 
 
 def test_ones_own_ledger_is_left_alone_and_without_a_name_nothing_is_adopted(order: Order, settings: Settings) -> None:

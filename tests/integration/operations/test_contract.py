@@ -28,7 +28,7 @@ from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.parameters import Flag, Length, Moment, Number, Parameter
 from django_delayq.operations.registry import NOT_MOVING, OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
-from tests.integration.commands.conftest import CLI
+from tests.integration.management.conftest import CLI
 from tests.integration.operations.conftest import BY, as_if, contents, dead, pending, said
 from tests.integration.operations.names import HOUR, UNPAID
 from tests.testapp.models import Order

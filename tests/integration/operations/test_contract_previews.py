@@ -23,13 +23,7 @@ from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Op
 from tests.integration.operations import test_contract as contract
 from tests.integration.operations.conftest import BY, as_if
 from tests.integration.operations.names import HOUR, MINUTE, Declare
-from tests.integration.operations.test_contract import (
-    address_in_admin,
-    command_of,
-    each_example,
-    entered,
-    target_of,
-)
+from tests.integration.operations.test_contract import address_in_admin, command_of, each_example, entered, target_of
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("admin_and_rest")]

@@ -1,4 +1,4 @@
-"""A new delay applies to what is armed from now on, and moves once what was pending when it was requested."""
+"""A new delay applies to what is armed from now on, and moves the timeouts that are pending at its request once."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_no_table_has_the_person_afterwards_and_no_stored_answer(
     declare: Declare, settings: Any, admin_user: Any, without_redis: None, is_needed: bool
 ) -> None:
     """Of a value that an unsettled timeout has, too, the rate still counts."""
-    settings.ROOT_URLCONF = "tests.integration.rest.urls"
+    settings.ROOT_URLCONF = "tests.integration.contrib.rest.urls"
     endpoint = {"url": "http://127.0.0.1:1/", "secret": "whsec_" + "MfKQ" * 8, "events": ["dead"], "payload": True}
     settings.DELAYQ_WEBHOOKS = {"billing": endpoint}
     limits = Limits(rate=Rate(60, per=HOUR, by="note"))
@@ -141,9 +141,10 @@ def test_no_table_has_the_person_afterwards_and_no_stored_answer(
     assert json.loads(Delivery.objects.order_by("pk")[0].body)["data"]["payload"] is None
 
 
-def test_an_erased_timeout_is_neither_retried_nor_repeated(declare: Declare) -> None:
+def test_a_pending_timeout_is_not_erased_and_an_erased_one_is_neither_retried_nor_repeated(declare: Declare) -> None:
     row = rich(declare)
-    operations.erase(row, by=BY)
+    waiting = dq.schedule_timeout(Order.objects.create(), "remind", hours=1, payload={"to": [SECRET]})
+    assert operations.erase([row, waiting], by=BY).refused == {Refusal.NOT_SETTLED: 1}
     row.refresh_from_db()
     for repeat in (operations.retry, operations.refire):
         assert repeat(row, by=BY).refused == {Refusal.ERASED: 1}

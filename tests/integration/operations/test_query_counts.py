@@ -16,7 +16,7 @@ from django_delayq.arming import sync as syncing
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from django_delayq.sql import statements
-from tests.integration.spans.conftest import HOUR, Declare, at
+from tests.integration.times.conftest import HOUR, Declare, at
 from tests.support.seen import sql_of
 from tests.testapp.desk import Team, Ticket
 
@@ -100,6 +100,7 @@ ACTS: dict[str, list[Act]] = {
         *(in_bulk("reschedule_timeouts", hours=9), verb("postpone", at=at("Fri 12:00"))),
     ],
     "replan what is held": [sync, HOLD, verb("postpone", hours=3), REPLAN],
+    "preview": [sync, HOLD, verb("resume_timeout", dry_run=True)],
     "of the policy": [
         *(sync, of_policy("hold"), of_policy("resume"), of_policy("change_delay", after=6 * HOUR, mode="recompute")),
     ],

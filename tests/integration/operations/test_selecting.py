@@ -27,7 +27,7 @@ from tests.support.purchases import MINUTE, UNPAID, Declare, bought, its_channel
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
-urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
+urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.contrib.rest.urls"))]
 LABEL = "testapp.purchase.pay"
 
 

@@ -161,6 +161,9 @@ def test_it_is_refused_where_it_may_be_production_or_another_installation(
         advance(30 * DAY)
     with pytest.raises(CommandError, match=says):
         call_command("delayq_clock", "--advance", "30d", "--yes")
+    if not is_copied:
+        with pytest.raises(DelayqError, match=says):
+            operations.reset_clock(actor=BY)
     assert contents() == before and not ClockAdvance.objects.exists()
 
 

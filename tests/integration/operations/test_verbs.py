@@ -12,14 +12,7 @@ from django.core.management import CommandError
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_delayq import (
-    ExtensionLimit,
-    Limits,
-    UnknownPolicy,
-    explain_timeout,
-    extend_timeout,
-    signals,
-)
+from django_delayq import ExtensionLimit, Limits, UnknownPolicy, explain_timeout, extend_timeout, signals
 from django_delayq.models import PolicyChange, Timeout, UnfinishedRun
 from django_delayq.operations import (
     PolicyConflict,
@@ -36,9 +29,9 @@ from django_delayq.operations import (
 )
 from django_delayq.testing import fire_due
 from django_delayq.worker import Worker
-from tests.integration.commands.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.firing.rows import receiving
+from tests.integration.management.conftest import Do, Types, do, typing  # noqa: F401 - fixtures
 from tests.integration.operations.conftest import BY, as_if, dead, die, many, pending, refused, said
 from tests.integration.operations.names import DAY, FORGOTTEN, HOUR, LINGER, MINUTE, REMIND, Declare, PagesOf
 from tests.testapp.models import Effect, Order

@@ -21,7 +21,7 @@ from tests.support.hours import HOUR, T0, at
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
-urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.rest.urls"))]
+urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.contrib.rest.urls"))]
 
 
 @pytest.fixture

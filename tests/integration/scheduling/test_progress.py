@@ -22,7 +22,7 @@ from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
-from tests.integration.spans.conftest import HOUR, at
+from tests.integration.times.conftest import HOUR, at
 from tests.support.seen import sql_of
 from tests.testapp.desk import Team, Ticket
 

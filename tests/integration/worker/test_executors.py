@@ -109,12 +109,13 @@ def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any
         assert {work.ids for work in others if work.suspect} >= {(id,) for id in first.ids}
 
 
+@pytest.mark.parametrize("fault", [raises, refuses], ids=lambda fault: fault.__name__)
 def test_an_executor_that_refuses_is_asked_again_long_before_the_lease_ends_and_named_in_the_log(
-    start: Any, caplog: Any
+    start: Any, fault: Any, caplog: Any
 ) -> None:
     caplog.set_level(logging.INFO, logger="django_delayq")
     due_orders("remind", 60)
-    start(refuses, times=3, lease=timedelta(minutes=10))
+    start(fault, times=3, lease=timedelta(minutes=10))
     wait_until(all_are("fired"))
     [said] = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "executor_refused"]
     assert f"{__name__}.Scripted" in said

@@ -30,20 +30,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.
 LEASE = timedelta(milliseconds=400)
 
 
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[Any]]:
+    """`told("handler_slow")` returns the lines of the log about this event."""
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+    return lambda event: [record for record in caplog.records if getattr(record, "event", "") == event]
+
+
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["inside", "outside"])
 def test_a_handler_that_outlives_its_lease_is_told_of_and_fired_once(
-    start_worker: StartWorker,
-    declare: Callable[..., Any],
-    settings: Settings,
-    caplog: pytest.LogCaptureFixture,
-    options: dict[str, Any],
+    start_worker: StartWorker, declare: Callable[..., Any], settings: Settings, told: Any, options: dict[str, Any]
 ) -> None:
-    caplog.set_level(logging.INFO, logger="django_delayq.firing")
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
     go_on, calls = threading.Event(), []
-
-    def told(event: str) -> list[Any]:
-        return [record for record in caplog.records if getattr(record, "event", "") == event]
 
     def hang(target: Any, timeouts: Any) -> None:
         calls.append(timeouts)
@@ -51,20 +50,40 @@ def test_a_handler_that_outlives_its_lease_is_told_of_and_fired_once(
 
     policy = declare(Order, hang, name="hangs", **options)
     [row] = due_orders(policy)
-    start_worker(concurrency=1)
+    start_worker(concurrency=2)
     try:
-        wait_until(lambda: told("handler_slow"))
         wait_until(lambda: len(told("handler_runs_long")) >= 2)
         wait_until(lambda: told("handler_runs_long")[-1].seconds >= 2 * LEASE.total_seconds())
     finally:
         go_on.set()
     wait_until(all_are("fired"))
     assert len(calls) == Timeout.objects.get().attempts == 1
-    for record in [*told("handler_slow"), *told("handler_runs_long")]:
-        assert record.levelno == logging.WARNING, "all threads are busy"
+    for record in told("handler_runs_long"):
+        assert record.levelno == logging.WARNING
         assert (record.policy, record.timeout_id, record.timeout_ids) == (policy.label, row.pk, (row.pk,))
         assert f"timeout {row.pk}" in record.getMessage()
-    said = told("handler_slow")[0].getMessage()
+
+
+def test_a_slow_handler_is_logged_after_a_second_with_its_place(
+    start_worker: StartWorker, declare: Callable[..., Any], told: Any
+) -> None:
+    go_on = threading.Event()
+
+    def hang(*_: object) -> None:
+        assert go_on.wait(30)
+
+    policy = declare(Order, hang, name="hangs", atomic=False)
+    [row] = due_orders(policy)
+    start_worker(concurrency=1)
+    try:
+        wait_until(lambda: told("handler_slow"))
+    finally:
+        go_on.set()
+    [record] = told("handler_slow")
+    assert record.levelno == logging.WARNING, "all threads are busy"
+    assert (record.policy, record.timeout_id, record.timeout_ids) == (policy.label, row.pk, (row.pk,))
+    assert 1 <= record.seconds < 10
+    said = record.getMessage()
     assert "in the handler, at worker/test_long_runs.py:" in said and "in hang" in said
 
 

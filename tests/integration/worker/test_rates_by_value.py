@@ -21,7 +21,7 @@ from django_delayq.worker.lines import Lines
 from django_delayq.worker.sources.ledger import Batch
 from django_delayq.worker.sweep import prune
 from tests.integration.worker.test_rates import Silent, claim, dispatch_to, four_threads, made_sources
-from tests.support.purchases import Declare, bought
+from tests.support.purchases import UNPAID, Declare, bought, only_row
 from tests.testapp.market import Channel, Merchant, Purchase
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -83,6 +83,18 @@ def test_a_round_has_the_value_of_the_moment_in_which_it_begins(by_shop: Policy,
     assert shares() == [third, first]
     dq.schedule_timeouts([bought(channel=shops[1]), bought(channel=None)], by_shop, minutes=1)
     assert shares() == [third, first, second, ""]
+
+
+def test_an_automatic_round_has_the_value_of_its_armed_object(declare: Declare, shops: list[Channel]) -> None:
+    declare(Purchase, name="by", after=timedelta(minutes=30), limits=limited(), **UNPAID)
+    purchase = bought(channel=shops[0], created_at=clock.now())
+    assert only_row().share == str(shops[0].pk)
+    purchase.channel, purchase.created_at = shops[1], clock.now()
+    purchase.save()
+    assert only_row().share == str(shops[1].pk), "a new round"
+    Timeout.objects.all().delete()
+    Purchase.objects.filter(pk=purchase.pk).update(status="unpaid")
+    assert only_row().share == str(shops[1].pk), "armed in bulk"
 
 
 def test_the_value_may_lie_beyond_relations(declare: Declare, shops: list[Channel]) -> None:

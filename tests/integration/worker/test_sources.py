@@ -1,4 +1,4 @@
-"""What a worker takes, and what it gives back: entries of lines in Redis, or claims on rows of the ledger."""
+"""What a worker gets from its sources, and releases: entries of lines in Redis, or claims on rows of the ledger."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def schedule_many(operation: Operation) -> None:
 
 @operation(7)
 def change_many(operation: Operation) -> None:
-    """By the verbs of the application, or of an operator, who may not postpone what is due later already."""
+    """By the verbs of the application, or of an operator, who may not postpone those with a later deadline."""
     verb = operation.random.choice(["cancel", "extend", "extend", "move", "move", "stop", "postpone", "fire_now"])
     orders, key = _some(operation, 4 if verb == "fire_now" else 15), operation.hands.name
     rows: Any = dq.pending_timeouts(Order.objects.filter(pk__in=orders), MANY, key=key)
