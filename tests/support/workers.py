@@ -127,7 +127,7 @@ def cut_all_other_connections() -> None:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity "  # PgBouncer can notice it from then on
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
             return
