@@ -112,6 +112,20 @@ def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
 
 
 @on_postgresql
+@pytest.mark.parametrize("environment", [{}, {"DELAYQ_TEST_POOL": "20"}], ids=["no pool", "pool of 20"])
+def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: dict[str, str], start: Start) -> None:
+    worker = start("--concurrency", "4", **environment)
+    wait_until(WorkerSeen.objects.exists, "the worker beats")
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(200)], "linger", seconds=0)
+    counts: list[int] = []
+    wait_until(lambda: counts.append(len(sessions())) or are_settled(), "all are settled")  # type: ignore[func-returns-value]
+    if not environment:
+        wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
+    assert max(counts) <= 4 + 3
+    assert "of them" not in worker.stop()
+
+
+@on_postgresql
 def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_database: OwnDatabase, start: Start) -> None:
     """The sessions that are open become read-only; new ones are not, as behind an address that moved."""
     worker = start(**own_database.environment)
