@@ -18,7 +18,7 @@ from django_delayq.firing import Work, run
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 from tests.architecture.entered import calls_of, files_of_call, files_of_worker
-from tests.architecture.measures import Package, circles, measure
+from tests.architecture.measures import Package, circles, longest_chain, measure
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker
 from tests.testapp.models import Order
@@ -71,6 +71,49 @@ ENTERED = {"firing": (47, 18), "schedule_timeout": (20, 12), "cancel_timeout": (
 # what is run: the ceiling of the Python functions that it calls, with SQLite, whose driver is not in Python
 CALLS = {"firing": 790}
 
+SAMPLE = '''"""A module
+of the sample."""
+from typing import TYPE_CHECKING
+
+from sample import low  # a comment
+if TYPE_CHECKING:
+    from . import high
+
+# Longer waits were seen to fail.
+EXPLAINED = 2.5
+BARE = (1, 2, -EXPLAINED)
+LOCK_CODES = frozenset({1205})
+NAME, FLAGS = "x", True
+_MINUTE, _HOUR = 60, 3600
+
+class Limits:
+    WAIT = 2 * _HOUR
+    """So long."""
+
+    def check(self, a, b, c, d, e, *rest):
+        from sample import later
+        """Not the
+        first statement."""
+        return 1
+
+def check(a, b, c, d, e, *, f):
+    return (
+        2
+    )
+'''
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Package:
+    """A package of a few modules."""
+    folder = tmp_path / "sample"
+    (folder / "room").mkdir(parents=True)
+    sources = {"middle": SAMPLE, "low": "", "later": "", "high": "from sample.middle import Limits", "__init__": ""}
+    for name, source in {**sources, "room/__init__": "from . import part", "room/part": "from .. import high"}.items():
+        (folder / f"{name}.py").write_text(source)
+    (folder / "room" / "script.lua").write_text("-- a comment\n\nreturn 1\n")
+    return Package(folder)
+
 
 @pytest.fixture(scope="module")
 def package() -> Package:
@@ -83,8 +126,6 @@ def test_the_sources_stay_within_their_ceilings(package: Package) -> None:
     assert found.keys() == SOURCES.keys()
     above = {what: (number, SOURCES[what]) for what, number in found.items() if number > SOURCES[what][0]}
     assert above == {}, "run python tests/architecture/measures.py"
-    lost = {what: number for what, number in found.items() if number < 0.8 * SOURCES[what][0]}
-    assert lost == {}, "either lower the ceiling, or the measure has stopped finding them"
 
 
 def test_the_rooms_stay_within_their_ceilings(package: Package) -> None:
@@ -98,6 +139,42 @@ def test_the_rooms_stay_within_their_ceilings(package: Package) -> None:
 
 def test_no_module_loads_itself_through_others(package: Package) -> None:
     assert circles(package.loading) == []
+
+
+def test_lines_of_code_are_counted_without_comments_and_docstrings(sample: Package) -> None:
+    assert sample.code_lines() == {"root": 18 + 1, "room": 2, "lua": 1}
+
+
+def test_imports_are_found_and_sorted_by_when_they_happen(sample: Package) -> None:
+    assert sample.loading["sample.middle"] == {"sample.low"}
+    assert sample.reading["sample.middle"] == {"sample.low", "sample.high"}
+    assert sample.deferred["sample.middle"] == {"sample.later"}
+    assert circles(sample.loading) == []
+    assert circles(sample.reading) == [["sample.high", "sample.middle"]]
+    chain = ["sample.room", "sample.room.part", "sample.high", "sample.middle", "sample.low"]
+    assert longest_chain(sample.loading) == longest_chain(sample.reading) == chain
+
+
+def test_constants_are_found_with_their_reasons(sample: Package) -> None:
+    found = {constant.name: constant.is_explained for constant in sample.constants()}
+    assert found == {"EXPLAINED": True, "BARE": False, "Limits.WAIT": True}
+
+
+def test_parameters_are_counted_without_self_and_collected_ones(sample: Package) -> None:
+    assert [found.split()[1:] for found in sample.long_parameter_lists()] == [["check:", "6"]]
+
+
+def test_functions_that_set_columns_are_found(tmp_path: Path) -> None:
+    folder = tmp_path / "sample"
+    folder.mkdir()
+    (folder / "model.py").write_text("class Timeout:\n    state = Field()\n    due_at: Any = Field()\n")
+    (folder / "other.py").write_text(
+        "def one(row):\n    row.state, row.x = 1, 2\n"
+        "def many(row):\n    vars(row).update(x=1)\n"
+        "def more(row):\n    row.due_at += 1\n"
+        "def reads(row, self):\n    self.state = row.state\n    row.x = 1\n"
+    )
+    assert [found.split()[1] for found in Package(folder).setters()] == ["one", "many", "more"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.e2e.chaos.evidence import Effect, Evidence, Note, Operation, Row
 from tests.e2e.chaos.oracle import judge
 
 NOON, HALF_AN_HOUR = datetime(2026, 1, 1, 12, tzinfo=UTC), timedelta(minutes=30)
-NOBODY = {"policy": "gather", "key": "", "orders": [], "answer": 0, "deadline": NOON.isoformat()}
+UNOWNED = {"policy": "gather", "key": "", "orders": [], "answer": 0, "deadline": NOON.isoformat()}
 
 
 def at(seconds: float) -> datetime:
@@ -113,7 +113,7 @@ class Outcome:
         if policy == "cancel_unpaid":
             self.evidence.orders[order] = "cancelled"
         self.evidence.committed[f"firing of {id}"] = (0, "")  # only so that the next transaction has another name
-        self.evidence.operations.append(Operation(f"firing of {id}", "", "done", ({"verb": "cancel_many", **NOBODY},)))
+        self.evidence.operations.append(Operation(f"firing of {id}", "", "done", ({"verb": "cancel_many", **UNOWNED},)))
 
     @property
     def kinds(self) -> set[str]:
@@ -231,7 +231,7 @@ DOCTORED: dict[str, tuple[Callable[[Outcome], object], str]] = {
     "a cancel that came too late": (lambda now: now.operate(claim("cancel", 3, "remind", answer=True)), "answer"),
     "a cancel that was in time": (lambda now: now.operate(claim("cancel", 4, "remind", answer=False)), "answer"),
     "a wrong count of a bulk verb": (
-        lambda now: now.operate({**NOBODY, "verb": "cancel_many", "orders": [1, 2], "answer": 1}),
+        lambda now: now.operate({**UNOWNED, "verb": "cancel_many", "orders": [1, 2], "answer": 1}),
         "answer",
     ),
     "an earlier deadline": (lambda now: answer_another_deadline(now, "schedule", 4.9), "answer"),
