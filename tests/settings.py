@@ -37,7 +37,7 @@ def _sqlite(suffix: str, name: str | None) -> dict[str, Any]:
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
-            "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL",
+            "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF",
         },
         "TEST": {"NAME": str(file)},
     }

@@ -45,7 +45,7 @@ INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_
 DATABASES = {"default": {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": __file__.replace("project_settings.py", "shop.sqlite3"),
-    "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20, "init_command": "PRAGMA synchronous = OFF"},
 }}
 DELAYQ = {"REDIS": None}
 """
