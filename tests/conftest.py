@@ -55,6 +55,14 @@ def own_prefix(prefix: str, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefix}
 
 
+@pytest.fixture(autouse=True)
+def no_stop_is_known() -> None:
+    """A process keeps the last answer about stopped policies, also after a test has emptied the tables behind it."""
+    from django_delayq.ledger.controls import stop_cache
+
+    stop_cache.forget()
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> str:
     """Return the address of the Redis under test. Without one, skip the test; fail it with `CI=true`."""
