@@ -55,15 +55,12 @@ def check(row: Timeout) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "source"),
-    [("marked", "redis"), ("committed", "ledger"), ("settled", "redis")],
-)
+@pytest.mark.parametrize("checkpoint", ["marked", "committed"])
 def test_whatever_worker_is_killed_the_steps_run_in_order(
-    start_worker: StartWorker, policy: Any, checkpoint: str, source: str
+    start_worker: StartWorker, policy: Any, checkpoint: str
 ) -> None:
     """Kill one worker after the other: at `checkpoint`, or when it has had an effect, wherever it is then."""
-    variables = {"POLICIES": "collect"} | ({"WITHOUT_REDIS": "1"} if source == "ledger" else {})
+    variables = {"POLICIES": "collect"}
     rows = [dq.schedule_timeout(Order.objects.create(status="new"), policy, seconds=6) for _ in range(3)]
     for doom in ({"KILL_AT": checkpoint}, {}, {"KILL_AT": checkpoint}, {}):
         worker, before = start_worker(**doom, **variables), Effect.objects.count()

@@ -1,4 +1,4 @@
-"""Few connections, a pool, PgBouncer, a demoted primary: the worker fires, sweeps, syncs and beats all the same."""
+"""Few connections, a demoted primary: the worker fires, sweeps, syncs and beats all the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connection
@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL"),
 ]
-on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
 LATE = timedelta(seconds=20)
 
 
@@ -55,22 +55,9 @@ def limited_role(size: int) -> Iterator[dict[str, str]]:
             cursor.execute(f"DROP ROLE {role}")
 
 
-@contextmanager
-def pool(size: str) -> Iterator[dict[str, str]]:
-    yield {"DELAYQ_TEST_POOL": size}
-
-
-@on_postgresql
-@pytest.mark.parametrize(
-    ("few", "most", "threads"),
-    [
-        pytest.param(lambda: pool("2"), 2, 1, id="pool of 2"),
-        pytest.param(lambda: limited_role(4), 4, 1, id="role with 4"),
-    ],
-)
 @pytest.mark.usefixtures("short_horizon")
-def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, threads: int, start: Start) -> None:
-    with few() as environment:
+def test_with_few_connections_everything_goes_on_in_time(start: Start) -> None:
+    with limited_role(4) as environment:
         worker = start("--concurrency", "4", **environment)
         wait_until(WorkerSeen.objects.exists, "the worker beats")
         schedule_beyond_the_horizon()
@@ -79,9 +66,9 @@ def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, th
     assert each_fired_once() == 320, text
     fired = Timeout.objects.all()
     assert max(row.settled_at - row.due_at for row in fired if row.settled_at) < LATE, "the sweep brought them in time"
-    assert max(counts) <= most
+    assert max(counts) <= 4
     assert max(beats) < 16, "the heartbeat is written every 5 s"
-    assert f"This worker runs {threads} of them" in text
+    assert "This worker runs 1 of them" in text
     assert "failed" not in text, "nothing was refused a connection"
     assert not WorkerSeen.objects.exists(), "a worker that exits deletes its row"
 
@@ -111,21 +98,17 @@ def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
     return counts, beats
 
 
-@on_postgresql
-@pytest.mark.parametrize("environment", [{}, {"DELAYQ_TEST_POOL": "20"}], ids=["no pool", "pool of 20"])
-def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: dict[str, str], start: Start) -> None:
-    worker = start("--concurrency", "4", **environment)
+def test_a_worker_uses_three_connections_more_than_it_has_threads(start: Start) -> None:
+    worker = start("--concurrency", "4")
     wait_until(WorkerSeen.objects.exists, "the worker beats")
     dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(200)], "linger", seconds=0)
     counts: list[int] = []
     wait_until(lambda: counts.append(len(sessions())) or are_settled(), "all are settled")  # type: ignore[func-returns-value]
-    if not environment:
-        wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
+    wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
     assert max(counts) <= 4 + 3
     assert "of them" not in worker.stop()
 
 
-@on_postgresql
 def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_database: OwnDatabase, start: Start) -> None:
     """The sessions that are open become read-only; new ones are not, as behind an address that moved."""
     worker = start(**own_database.environment)
@@ -145,9 +128,7 @@ def sessions() -> set[int]:
     """The server's numbers of the connections that others than this test have to its database."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-            if connection.vendor == "mysql"
-            else "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
             " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
         )
         return {number for (number,) in cursor.fetchall()}
