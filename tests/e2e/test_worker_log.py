@@ -153,19 +153,6 @@ def test_the_first_screen_and_the_log_are_those_of_the_page(shop: Path) -> None:
     assert sorted(fixed(log)) == sorted(fixed(shown[1])), out
 
 
-def test_as_json_every_line_is_an_object_with_the_facts(shop: Path) -> None:
-    found = [json.loads(line) for line in manage(shop, "delayq_worker", "--burst", "--log-format", "json").splitlines()]
-    by_event: dict[str, dict[str, Any]] = {line["event"]: line for line in found}
-    outcomes = {"timeout_fired", "timeout_failed", "timeout_dead"}
-    assert set(by_event) - {"handler_slow"} == {"worker_started", *outcomes, "worker_stopped"}
-    assert by_event["worker_started"]["threads"] == 4
-    failed = by_event["timeout_failed"]
-    assert (failed["level"], failed["policy"], failed["attempt"]) == ("WARNING", "shop.order.send_reminder", 1)
-    assert "shop/timeouts.py" in failed["traceback"]
-    assert "django_delayq" not in failed["traceback"]
-    assert by_event["worker_stopped"]["fired"] == 2
-
-
 def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -> None:
     empty: dict[str, Any] = {"SHOP_DB": "empty.sqlite3"}
     refused = manage(home, "delayq_worker", "--burst", code=3, **empty)

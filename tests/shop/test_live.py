@@ -28,17 +28,6 @@ def test_lived_through_two_real_workers_each_order_has_one_outcome(shop: Shop, t
 
 
 @on_sqlite
-def test_the_demo_ends_settled_and_consistent(shop: Shop) -> None:
-    shop.start_worker()
-    options = ("--orders", "12", "--seconds", "0.2", "--pace", "20", "--json-summary")
-    summary = json.loads(shop.manage("play_demo", *options).splitlines()[-1])
-    assert summary["settled"] is True
-    assert summary["consistent"] is True
-    assert summary["timeouts"]["notify_trial_expiry"] == {"fired": 12}
-    assert summary["late_ms"]["count"] >= 12
-
-
-@on_sqlite
 def test_a_replay_that_is_told_to_stop_takes_its_workers_with_it(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(40).write(tmp_path)
     before = set(processes.descendants())

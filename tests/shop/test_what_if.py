@@ -13,8 +13,8 @@ from tests.shop.synthetic import random_orders
 
 pytestmark = pytest.mark.slow
 
-MINUTES = {"cancel_unpaid": (10, 20, 45, 1440), "cancel_unaccepted": (1440, 2880, 5760, 14400)}
-"""Two shorter and two longer limits than those of the replay: half an hour, and three days."""
+MINUTES = {"cancel_unpaid": (20, 45), "cancel_unaccepted": (2880, 5760)}
+"""A shorter and a longer limit than that of the replay: half an hour, and three days."""
 REPLAYS = """
 from datetime import timedelta
 from django.db.models import F
@@ -47,7 +47,7 @@ again = [replay(**{name: timedelta(minutes=minutes)})[name].get("fired", 0) for 
 
 
 def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
-    orders, reviews = random_orders(60).write(tmp_path)
+    orders, reviews = random_orders(40).write(tmp_path)
     given = f"from pathlib import Path\nORDERS, REVIEWS = map(Path, {[str(orders), str(reviews)]})\n"
     given += f"MINUTES = {MINUTES}\n"
     first, answers, again = shop.ask("[first, answers, again]", given + REPLAYS)
@@ -57,10 +57,10 @@ def test_made_up_orders(shop: Shop, tmp_path: Path) -> None:
         states = first[name]
         assert (answer["rounds"], answer["fired"]) == (sum(states.values()), states.get("fired", 0))
         assert (answer["unknown"], answer["hand_set"]) == (0, 0)
-        if minutes in MINUTES[name][:2]:
+        if minutes == MINUTES[name][0]:
             assert answer["would_fire"] == answer["would_fire_at_most"] == fired - answer["ties"]
             assert answer["ended_first"] == answer["would_fire"] - answer["fired"] > 0
         else:
             assert answer["ended_first"] == 0
             assert answer["would_fire"] <= fired <= answer["would_fire_at_most"] == answer["fired"]
-    assert len(answers) == 8
+    assert len(answers) == 4
