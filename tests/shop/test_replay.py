@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_the_oracle_itself_knows_the_edges(name: str, outcome: dict[str, str], t
     alone = expected_counts(*Files([last], []).write(tmp_path), until_settled=True)
     for policy, state in outcome.items():
         assert counts[policy].get(state, 0) - alone.get(policy, {}).get(state, 0) == 1
+
+
+@pytest.mark.timeout(300)
+def test_lived_through_two_real_workers_each_order_has_one_outcome(shop: Shop, tmp_path: Path) -> None:
+    orders, reviews = random_orders(60).write(tmp_path)
+    paths = ("--orders", str(orders), "--reviews", str(reviews))
+    output = shop.manage("replay_orders", *paths, "--seconds", "0.3", "--pace", "20", "--check", "--json")
+    assert "60 orders: each has one outcome" in output
+    counts = json.loads(output.splitlines()[-1])["cancel_unpaid"]
+    assert set(counts) <= {"cancelled", "fired", "skipped"}
+    assert sum(counts.values()) == 60
 
 
 CONTRADICTION = """
