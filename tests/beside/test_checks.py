@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from django.core.checks import run_checks
@@ -22,7 +23,8 @@ def errors() -> list[tuple[str | None, str]]:
 
 
 def test_a_cache_of_the_queries_of_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cached, profiles = {Timeout._meta.db_table}, {Timeout: {"ops": {"get"}}}
+    cached = {Timeout._meta.db_table}
+    profiles: dict[Any, Any] = {Timeout: {"ops": {"get"}}}
     with monkeypatch.context() as cachalot:
         cachalot.setitem(sys.modules, "cachalot.utils", SimpleNamespace(is_cachable=cached.__contains__))
         [(check_id, hint)] = errors()

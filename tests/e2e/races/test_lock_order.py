@@ -74,7 +74,7 @@ def test_single_verbs_wait_for_no_timeout_of_another_object(declare: Declare) ->
         assert dq.extend_timeout(own, policy, hours=1)
         with dq.before_deadline(own, policy) as found:
             assert found is not None
-        assert dq.schedule_timeout(own, policy, hours=1)
+        assert dq.schedule_timeout(own, policy, hours=1).pk
         assert dq.cancel_timeout(own, policy)
 
 
