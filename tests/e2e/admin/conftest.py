@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib.resources
 import os
 import re
@@ -193,13 +194,16 @@ def _is_gone(element: Any) -> bool:
     return False
 
 
+@contextlib.contextmanager
 def served_as(shop: Shop, directory: Path, **looks: str) -> Iterator[str]:
     """Yield the address of another server for the same shop, with the settings in `looks`."""
     environment = {**shop.environment, "DJANGO_SETTINGS_MODULE": "tests.e2e.admin.looks", **looks}
     served = Shop(directory, environment.pop("DATABASE_URL"), **environment)
-    served.start_server()
-    yield served.url
-    served.stop()
+    try:
+        served.start_server()
+        yield served.url
+    finally:
+        served.stop()
 
 
 @pytest.fixture(scope="module")

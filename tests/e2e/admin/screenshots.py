@@ -129,7 +129,7 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
         admin.wait_for("in ")  # countdowns are filled in by a script
         admin.save_picture(IMAGES / f"{name}.png", MAX_HEIGHT[width])
     admin.show_on(DESKTOP)
-    for url in served_as(shop, tmp_path_factory.mktemp("chinese"), DELAYQ_TEST_LANGUAGE="zh-hans"):
+    with served_as(shop, tmp_path_factory.mktemp("chinese"), DELAYQ_TEST_LANGUAGE="zh-hans") as url:
         chrome.get(f"{url}{LIST}")
         chrome.execute_script(CLOSED)  # each server is a site of its own
         chrome.get(f"{url}{LIST}")

@@ -1,14 +1,18 @@
-"""What people do in the admin, in headless Chromium: actions, the countdown, the keyboard, and axe-core."""
+"""The admin in headless Chromium: actions, the countdown, the keyboard, axe-core, themes, and from right to left."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from django_delayq.admin.render import until
-from tests.e2e.admin.conftest import FIRST_PAGE, LIST, POLICIES, Admin, Stock, each_screen
+from tests.e2e.admin.conftest import FIRST_PAGE, LIST, POLICIES, Admin, Stock, each_screen, served_as
+from tests.shop.conftest import on_sqlite
 
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
@@ -144,3 +148,82 @@ def test_axe_would_notice_a_fault(admin: Admin) -> None:
     admin.open(f"{POLICIES}{LABEL}/pause/")
     admin.browser.execute_script("document.querySelector('label[for=id_reason]').remove()")
     assert any("label" in fault for fault in admin.faults())
+
+
+# With another theme, and in another language
+
+STYLE = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+EXCESS = "const page = document.documentElement; return page.scrollWidth - page.clientWidth"
+EDGE = "borderInlineStartColor"
+
+
+@on_sqlite
+@pytest.mark.parametrize("theme", ["unfold", "jazzmin"])
+def test_an_action_is_confirmed_and_the_pages_have_their_buttons_and_colours(
+    admin: Admin, stock: Stock, theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec(theme) is None:
+        pytest.skip(f"{theme} is not installed")
+    pending, dead = stock.pending.pop()[1], stock.dead[0][1]
+    with served_as(admin.shop, tmp_path, DELAYQ_TEST_THEME=theme) as url:
+        monkeypatch.setattr(admin.shop, "url", url)
+        admin.open(LIST)
+        row = admin.browser.find_element(By.CSS_SELECTOR, f"input[name=_selected_action][value='{pending}']")
+        admin.browser.execute_script("arguments[0].click()", row)  # a bar of the theme may cover it
+        admin.browser.execute_script("document.querySelector('select[name=action]').value = 'cancel_timeouts'")
+        admin.browser.find_element(By.CSS_SELECTOR, "button[name=index]").click()
+        admin.wait_for("Cancel these timeouts?")
+        admin.type("reason", "in another theme")
+        admin.press("Cancel the timeout")
+        admin.wait_for("1 timeout was cancelled.")
+        assert admin.browser.execute_script(STYLE, ".delayq-cancelled", EDGE) == "rgb(128, 128, 128)"
+        admin.open(f"{LIST}{dead}/change/")
+        for name in ("Cancel the timeout", "Retry the timeout", "Fire the timeout again"):
+            button = admin.browser.find_element(By.XPATH, f"//a[normalize-space()='{name}']")
+            assert button.is_displayed() and button.value_of_css_property("border-top-style") != "none"
+        assert admin.browser.execute_script(STYLE, ".delayq-badge", EDGE) == "rgb(212, 63, 58)"
+        admin.open(POLICIES)
+        assert admin.browser.execute_script(STYLE, ".delayq-buttons a", "borderTopStyle") == "solid"
+        assert admin.browser.execute_script(EXCESS) <= 0
+
+
+READ_AS_WRITTEN = {
+    f"{LIST}?state__exact=pending": ("#result_list time", "#result_list bdi", ".delayq-left"),
+    LIST + "{dead}/change/": ("time", ".delayq-raw", ".delayq-failure summary bdi", ".delayq-story bdi"),
+    f"{POLICIES}shop.order.cancel_unpaid/report/": (".delayq-chart svg text", "#content-main tbody th bdi"),
+}
+"""Pages, and what reads from left to right on them."""
+
+# Where the first and the last character of an element's text are on the screen.
+ENDS = """
+const [selector] = arguments;
+return [...document.querySelectorAll(selector)].filter((node) => node.textContent.trim()).map((node) => {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  const text = walker.nextNode();
+  const at = (index) => {
+    const range = document.createRange();
+    range.setStart(text, index);
+    range.setEnd(text, index + 1);
+    return range.getBoundingClientRect();
+  };
+  const first = at(text.data.search(/\\S/)), last = at(text.data.trimEnd().length - 1);
+  return {text: text.data.trim(), first: first.left, last: last.left, top: first.top, end: last.top};
+});
+"""
+
+
+@pytest.mark.usefixtures("history")
+def test_datetimes_labels_and_tracebacks_read_as_written(
+    admin: Admin, stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Hebrew, for which Django has translations and we have none."""
+    with served_as(admin.shop, tmp_path, DELAYQ_TEST_LANGUAGE="he") as url:
+        monkeypatch.setattr(admin.shop, "url", url)
+        for path, selectors in READ_AS_WRITTEN.items():
+            admin.open(path.format(dead=stock.dead[0][1]))
+            assert admin.browser.execute_script("return document.documentElement.dir") == "rtl"
+            for selector in selectors:
+                texts: list[dict[str, Any]] = admin.browser.execute_script(ENDS, selector)
+                assert texts, f"nothing is {selector}"
+                for text in texts:
+                    assert text["first"] < text["last"] or text["top"] < text["end"] or len(text["text"]) == 1, text
