@@ -14,13 +14,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WITH_PSYCOPG2 = (
     "ledger/test_statements.py",
-    "ledger/test_settling.py",
     "firing/test_transactions.py",
     "firing/test_time_limit.py",
-    "firing/test_leftovers.py::test_only_a_setting_that_stays_costs_the_connection",
-    "matrix/test_keys.py::test_joins_along_the_relation",
     "matrix/test_keys.py::test_the_single_verbs",
-    "scheduling/test_bulk_and_reading.py",
     "worker/test_worker.py::test_several_workers_fire_each_timeout_once",
 )
 """Statements of each kind, locks, types of keys, connections that are cut, and a worker."""

@@ -1,4 +1,4 @@
-"""`make demo` as a machine without a terminal sees it. `tests/unit/test_processes.py` kills its launcher."""
+"""`make demo` as a machine without a terminal sees it."""
 
 from __future__ import annotations
 

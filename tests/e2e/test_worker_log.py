@@ -27,13 +27,12 @@ pytestmark = [
     pytest.mark.skipif(test_settings.DB != "sqlite", reason="the project of the page brings its own SQLite"),
 ]
 SETTINGS = """
-import os
 SECRET_KEY = "only for this test"
 USE_TZ = True
 SILENCED_SYSTEM_CHECKS = ["django_delayq.W004", "django_delayq.I001"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django.contrib.contenttypes", "django_delayq", "shop"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("SHOP_DB", "shop.sqlite3")}}
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}}
 """
 MODELS = """
 from django.db import models
@@ -105,10 +104,10 @@ def start(home: Path, *arguments: str, **variables: str) -> Any:
     return processes.start(command, cwd=home, env={**environment, **variables}, text=True, **both)
 
 
-def manage(home: Path, *arguments: str, code: int = 0, **variables: Any) -> str:
-    process = start(home, *arguments, **variables)
+def manage(home: Path, *arguments: str) -> str:
+    process = start(home, *arguments)
     out, _ = process.communicate(timeout=100)
-    assert process.returncode == code, out
+    assert process.returncode == 0, out
     return str(out)
 
 
@@ -151,36 +150,6 @@ def test_the_first_screen_and_the_log_are_those_of_the_page(shop: Path) -> None:
     screen, _blank_line, log = out.partition("\n\n")
     assert fixed(screen) == fixed(shown[0])
     assert sorted(fixed(log)) == sorted(fixed(shown[1])), out
-
-
-def test_as_json_every_line_is_an_object_with_the_facts(shop: Path) -> None:
-    found = [json.loads(line) for line in manage(shop, "delayq_worker", "--burst", "--log-format", "json").splitlines()]
-    by_event: dict[str, dict[str, Any]] = {line["event"]: line for line in found}
-    outcomes = {"timeout_fired", "timeout_failed", "timeout_dead"}
-    assert set(by_event) - {"handler_slow"} == {"worker_started", *outcomes, "worker_stopped"}
-    assert by_event["worker_started"]["threads"] == 4
-    failed = by_event["timeout_failed"]
-    assert (failed["level"], failed["policy"], failed["attempt"]) == ("WARNING", "shop.order.send_reminder", 1)
-    assert "shop/timeouts.py" in failed["traceback"]
-    assert "django_delayq" not in failed["traceback"]
-    assert by_event["worker_stopped"]["fired"] == 2
-
-
-def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -> None:
-    empty: dict[str, Any] = {"SHOP_DB": "empty.sqlite3"}
-    refused = manage(home, "delayq_worker", "--burst", code=3, **empty)
-    assert "Migrations of contenttypes, django_delayq are not applied: run manage.py migrate" in refused
-    worker = begin(home, "delayq_worker", "--log-format", "json", **empty)
-    line = next_line(worker, "database_away")
-    assert "no such table" in line["message"]
-    assert line["message"].endswith("run manage.py migrate")
-    manage(home, "migrate", "--run-syncdb", "-v0", **empty)
-    next_line(worker, "database_back")
-    next_line(worker, "worker_started")
-    worker.send_signal(signal.SIGTERM)
-    out, _ = worker.communicate(timeout=60)
-    assert "Traceback" not in out
-    assert worker.returncode == 0
 
 
 @contextmanager

@@ -13,14 +13,13 @@ BRAKED = "shop.order.cancel_unaccepted"
 ORDERED = """
 from datetime import timedelta
 from django.contrib.auth.models import User
-from django.db import transaction
 from django_delayq import clock, operations
-from tests.e2e.admin.provider import DOWN, UNKNOWN
+from tests.e2e.admin.provider import DOWN
 from tests.support.waiting import wait_until
 
-def ordered(phone="", hours=0, is_paid=False):
+def ordered(hours=0, is_paid=False):
     with clock.set_to(clock.now() - timedelta(hours=hours)):
-        order = Order.objects.place(Customer.objects.create(name="Ada", phone=phone), "Moka pot", 3490)
+        order = Order.objects.place(Customer.objects.create(name="Ada", phone=""), "Moka pot", 3490)
     if is_paid:
         order.pay()
     return order
@@ -33,7 +32,6 @@ class Burning:
     def __init__(self, shop: Shop, redis: RedisServer) -> None:
         self.shop, self.redis = shop, redis
         shop.environment |= {"REDIS_URL": redis.url, "DJANGO_SETTINGS_MODULE": "tests.e2e.admin.provider"}
-        shop.environment["SHOP_DEBUG"] = "1"  # otherwise the clock could not be advanced
         shop.wait_at_most(cancel_unaccepted=0, notify_trial_expiry=0)
         self.do(f"operations.brake({BRAKED!r}, most=1, per=timedelta(minutes=10), by='cli:ann')")
         self.work()
@@ -41,39 +39,26 @@ class Burning:
     def do(self, statements: str) -> None:
         self.shop.ask("1", ORDERED + statements)
 
-    def work(self, *arguments: str) -> None:
-        self.worker = self.shop.start("delayq_worker", "--processes", "1", *arguments)
+    def work(self) -> None:
+        self.worker = self.shop.start("delayq_worker", "--processes", "1")
 
     def signal(self, number: int) -> None:
         os.killpg(self.worker.pid, number)
 
-    def serve_another_queue(self) -> None:
-        self.signal(signal.SIGTERM)
-        self.work("--queue", "other")
-        self.do("ordered(hours=2)")
-
 
 NO_WORKER = "No worker is running: nothing fires."
-NOT_SERVED = ("No worker serves the queue 'default'.", "Timeouts that have been due for more than a minute")
 ADA = "Customer.objects.create(name='Ada', phone=DOWN)"
 FAILING = f"TrialMembership.objects.create(customer={ADA}, started_at=clock.now())"
-DEAD = "with transaction.atomic(): ordered(UNKNOWN, is_paid=True).accept('Roastery', clock.now())"
 TOO_MANY = f"""
 for number in range(3):
     ordered(is_paid=True)
     wait_until(lambda: number == 2 or Timeout.objects.filter(policy={BRAKED!r}, state="fired").count() > number)
 """
-PAUSE = ("delayq_pause", "shop.review.review_by_default", "--reason", "an outage")
 STATES: tuple[tuple[Callable[[Burning], object], *tuple[str, ...]], ...] = (
     (lambda now: now.signal(signal.SIGKILL), NO_WORKER),
     (lambda now: (now.work(), now.do(FAILING)), "has failing timeouts"),
-    (lambda now: now.do(DEAD), "has dead timeouts"),
     (lambda now: now.do(TOO_MANY), f"The brake of {BRAKED} has paused it."),
-    (lambda now: now.shop.manage(*PAUSE), ": an outage"),
     (lambda now: now.do("ordered(hours=2)"), "fires late"),
-    (lambda now: now.shop.manage("delayq_clock", "--advance", "20m", "--yes"), "clock of this installation is 20 min"),
     (lambda now: now.redis.kill(), "unreachable", "Workers that do not reach Redis"),
-    (lambda now: now.serve_another_queue(), *NOT_SERVED),
-    (lambda now: now.signal(signal.SIGSTOP), NO_WORKER),
 )
 """In this order, each while the former ones last: what happens, and what the page shows then and not before."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from django_delayq.monitoring.snapshot import ALIVE
 from tests.e2e.admin.burning import BRAKED, STATES, Burning
 from tests.e2e.admin.conftest import FIRST_PAGE, SCREENS, Admin
 from tests.shop.conftest import Shop
-from tests.support.waiting import wait_until
 from tools.servers import RedisServer
 
 pytest.importorskip("selenium.webdriver")
@@ -27,7 +25,6 @@ OPENED = """
 const [row, tick] = ["delayq-more-", "tick-"].map((each) => document.getElementById(each + arguments[0]));
 return [row.open, tick.checked, document.activeElement.closest("details").id];
 """
-UNFIRED = f"Timeout.objects.filter(policy={BRAKED!r}, state='pending').count()"
 
 
 def test_the_open_first_page_shows_what_burns_and_keeps_what_is_open_ticked_and_focused(
@@ -55,11 +52,3 @@ def test_the_open_first_page_shows_what_burns_and_keeps_what_is_open_ticked_and_
             admin.open(FIRST_PAGE)
             admin.unfold()
             assert admin.faults() == [], (width, dark)
-        burning.signal(signal.SIGKILL)
-        burning.work()
-        assert shop.ask(UNFIRED) == 1
-        admin.press(f"Resume {BRAKED}")
-        admin.type("reason", "the condition was corrected")
-        admin.press("Resume the policy")
-        assert "cancel_unaccepted”: resumed." in admin.message()
-        wait_until(lambda: shop.ask(UNFIRED) == 0, "what the brake had left has fired")

@@ -1,14 +1,18 @@
-"""What people do in the admin, in headless Chromium: actions, the countdown, the keyboard, and axe-core."""
+"""The admin in headless Chromium: actions, the countdown, the keyboard, axe-core, themes, and from right to left."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from django_delayq.admin.render import until
-from tests.e2e.admin.conftest import FIRST_PAGE, LIST, PHONE, POLICIES, Admin, Stock, each_screen
+from tests.e2e.admin.conftest import FIRST_PAGE, LIST, POLICIES, Admin, Stock, each_screen, served_as
+from tests.shop.conftest import on_sqlite
 
 pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
@@ -63,20 +67,6 @@ def test_the_keyboard_is_enough(admin: Admin, stock: Stock) -> None:
     admin.wait_for("1 timeout was cancelled.")
 
 
-def test_a_policy_is_paused_until_a_time_that_is_chosen_and_resumed(admin: Admin) -> None:
-    admin.open(f"{POLICIES}shop.review.review_by_default/pause/")
-    field = admin.browser.find_element(By.NAME, "until")
-    admin.browser.execute_script("arguments[0].value = '2099-05-06T07:08'", field)
-    admin.type("reason", "an outage")
-    admin.press("Pause the policy")
-    assert "review_by_default”: paused." in admin.message()
-    admin.wait_for("Resumes automatically at 2099-05-06 07:08:00", "By admin:boss: an outage")
-    admin.press("Resume shop.review.review_by_default")
-    admin.type("reason", "it is over")
-    admin.press("Resume the policy")
-    assert "resumed" in admin.message()
-
-
 def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Admin, stock: Stock) -> None:
     wrong = "Date.now = () => 0; Date.prototype.getTime = () => 0;"
     added = admin.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": wrong})
@@ -111,10 +101,9 @@ def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Adm
         assert text in possible, (seconds, text, possible)
 
 
-@pytest.mark.parametrize("path", ["timeout/operate/postpone/?ids={}", "policycontrol/shop.order.cancel_unpaid/hold/"])
-def test_a_double_click_on_a_confirmation_sends_it_once(admin: Admin, stock: Stock, path: str) -> None:
+def test_a_double_click_on_a_confirmation_sends_it_once(admin: Admin, stock: Stock) -> None:
     """Otherwise both requests arrive, and the second one postpones a second time, or fires again a second time."""
-    admin.open(f"/admin/django_delayq/{path.format(stock.pending[0][1])}")
+    admin.open(f"{LIST}operate/postpone/?ids={stock.pending[0][1]}")
     event = 'new SubmitEvent("submit", {bubbles: true, cancelable: true})'
     submit = f'return document.querySelector("#content-main form").dispatchEvent({event})'
     assert [admin.browser.execute_script(submit) for _ in range(2)] == [True, False]
@@ -125,20 +114,16 @@ def test_a_double_click_on_a_confirmation_sends_it_once(admin: Admin, stock: Sto
 def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, width: int, dark: bool) -> None:
     admin.show_on(width, dark=dark)
     order, timeout, _ = stock.pending[0]
-    steps: tuple[str, ...] = ("cancel", "fire", "postpone", "retry")
-    stops: tuple[str, ...] = ("pause", "hold", "resume", "delay", "late", "brake", "shadow")
-    if width == PHONE:  # pages with the same parts are checked once
-        steps, stops = ("postpone",), ("resume", "brake")
-    pages = [
+    pages = [  # of those with the same parts one
         LIST,
         f"{LIST}?due_at__gte=2026-01-01T00:00:00Z&state__exact=pending",
         f"{LIST}?q=nothing",
         detail(timeout),
         detail(stock.dead[0][1]),
-        *(f"{LIST}operate/{step}/?ids={timeout}" for step in steps),
+        f"{LIST}operate/postpone/?ids={timeout}",
         POLICIES,
         FIRST_PAGE,
-        *(f"{POLICIES}{LABEL}/{stop}/" for stop in stops),
+        *(f"{POLICIES}{LABEL}/{stop}/" for stop in ("pause", "late", "brake", "shadow")),
         f"{POLICIES}selected/hold/?all=1",
         "/admin/django_delayq/policychange/",
         *(f"{POLICIES}{LABEL}/report/{asked}" for asked in ("", "?by=month&days=365", "?by=field&field=nothing")),
@@ -159,32 +144,86 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     assert {page: faults for page, faults in found.items() if faults} == {}
 
 
-BEYOND = """
-const right = document.documentElement.clientWidth, cut = [];
-for (const selector of arguments[0]) {
-  const nodes = [...document.querySelectorAll(selector)].filter((node) => node.getBoundingClientRect().width);
-  if (!nodes.length) cut.push(`no ${selector}`);
-  for (const node of nodes) {
-    const box = node.getBoundingClientRect();
-    if (box.left < 0 || box.right > right) cut.push(`${selector} ends at ${box.right}`);
-  }
-}
-return cut;
-"""
-
-
-def test_on_a_phone_state_attempts_and_deadline_are_not_beyond_the_edge(admin: Admin, stock: Stock) -> None:
-    pending, dead = stock.pending[0][1], stock.dead[0][1]
-    admin.show_on(PHONE)
-    listed = ("object_shown", "state_and_reason", "attempts_shown", "deadline", "policy_shown")
-    admin.open(f"{LIST}?state__exact=dead")
-    assert admin.browser.execute_script(BEYOND, [f"#result_list .field-{name}" for name in listed]) == []
-    admin.open(f"{LIST}operate/cancel/?ids={pending},{dead}")
-    confirmed = ("object", "state", "deadline", "policy-name", "id")
-    assert admin.browser.execute_script(BEYOND, [f".delayq-table .delayq-{name}" for name in confirmed]) == []
-
-
 def test_axe_would_notice_a_fault(admin: Admin) -> None:
     admin.open(f"{POLICIES}{LABEL}/pause/")
     admin.browser.execute_script("document.querySelector('label[for=id_reason]').remove()")
     assert any("label" in fault for fault in admin.faults())
+
+
+# With another theme, and in another language
+
+STYLE = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+EXCESS = "const page = document.documentElement; return page.scrollWidth - page.clientWidth"
+EDGE = "borderInlineStartColor"
+
+
+@on_sqlite
+@pytest.mark.parametrize("theme", ["unfold", "jazzmin"])
+def test_an_action_is_confirmed_and_the_pages_have_their_buttons_and_colours(
+    admin: Admin, stock: Stock, theme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec(theme) is None:
+        pytest.skip(f"{theme} is not installed")
+    pending, dead = stock.pending.pop()[1], stock.dead[0][1]
+    with served_as(admin.shop, tmp_path, DELAYQ_TEST_THEME=theme) as url:
+        monkeypatch.setattr(admin.shop, "url", url)
+        admin.open(LIST)
+        row = admin.browser.find_element(By.CSS_SELECTOR, f"input[name=_selected_action][value='{pending}']")
+        admin.browser.execute_script("arguments[0].click()", row)  # a bar of the theme may cover it
+        admin.browser.execute_script("document.querySelector('select[name=action]').value = 'cancel_timeouts'")
+        admin.browser.find_element(By.CSS_SELECTOR, "button[name=index]").click()
+        admin.wait_for("Cancel these timeouts?")
+        admin.type("reason", "in another theme")
+        admin.press("Cancel the timeout")
+        admin.wait_for("1 timeout was cancelled.")
+        assert admin.browser.execute_script(STYLE, ".delayq-cancelled", EDGE) == "rgb(128, 128, 128)"
+        admin.open(f"{LIST}{dead}/change/")
+        for name in ("Cancel the timeout", "Retry the timeout", "Fire the timeout again"):
+            button = admin.browser.find_element(By.XPATH, f"//a[normalize-space()='{name}']")
+            assert button.is_displayed() and button.value_of_css_property("border-top-style") != "none"
+        assert admin.browser.execute_script(STYLE, ".delayq-badge", EDGE) == "rgb(212, 63, 58)"
+        admin.open(POLICIES)
+        assert admin.browser.execute_script(STYLE, ".delayq-buttons a", "borderTopStyle") == "solid"
+        assert admin.browser.execute_script(EXCESS) <= 0
+
+
+READ_AS_WRITTEN = {
+    f"{LIST}?state__exact=pending": ("#result_list time", "#result_list bdi", ".delayq-left"),
+    LIST + "{dead}/change/": ("time", ".delayq-raw", ".delayq-failure summary bdi", ".delayq-story bdi"),
+    f"{POLICIES}shop.order.cancel_unpaid/report/": (".delayq-chart svg text", "#content-main tbody th bdi"),
+}
+"""Pages, and what reads from left to right on them."""
+
+# Where the first and the last character of an element's text are on the screen.
+ENDS = """
+const [selector] = arguments;
+return [...document.querySelectorAll(selector)].filter((node) => node.textContent.trim()).map((node) => {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  const text = walker.nextNode();
+  const at = (index) => {
+    const range = document.createRange();
+    range.setStart(text, index);
+    range.setEnd(text, index + 1);
+    return range.getBoundingClientRect();
+  };
+  const first = at(text.data.search(/\\S/)), last = at(text.data.trimEnd().length - 1);
+  return {text: text.data.trim(), first: first.left, last: last.left, top: first.top, end: last.top};
+});
+"""
+
+
+@pytest.mark.usefixtures("history")
+def test_datetimes_labels_and_tracebacks_read_as_written(
+    admin: Admin, stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Hebrew, for which Django has translations and we have none."""
+    with served_as(admin.shop, tmp_path, DELAYQ_TEST_LANGUAGE="he") as url:
+        monkeypatch.setattr(admin.shop, "url", url)
+        for path, selectors in READ_AS_WRITTEN.items():
+            admin.open(path.format(dead=stock.dead[0][1]))
+            assert admin.browser.execute_script("return document.documentElement.dir") == "rtl"
+            for selector in selectors:
+                texts: list[dict[str, Any]] = admin.browser.execute_script(ENDS, selector)
+                assert texts, f"nothing is {selector}"
+                for text in texts:
+                    assert text["first"] < text["last"] or text["top"] < text["end"] or len(text["text"]) == 1, text

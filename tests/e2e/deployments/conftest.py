@@ -27,7 +27,7 @@ GHOST = 10**12
 
 
 class Stage:
-    """A project whose `DELAYQ` and `CACHES` the test chooses, here and in its worker process."""
+    """A project whose `DELAYQ` the test chooses, here and in its worker process."""
 
     worker: LoggedWorker
 
@@ -37,11 +37,10 @@ class Stage:
         self._chosen: dict[str, Any] = {}
         self.rows: list[Timeout] = []
 
-    def choose(self, redis: str, shards: int = 1, caches: dict[str, Any] | None = None) -> None:
+    def choose(self, redis: str, shards: int = 1) -> None:
         """From now on this is the project's Redis."""
-        self._chosen = {"DELAYQ": {"REDIS": redis, "SHARDS": shards}, "CACHES": caches or {}}
-        self._settings.CACHES = {**self._settings.CACHES, **self._chosen["CACHES"]}
-        self._settings.DELAYQ = {**self._settings.DELAYQ, **self._chosen["DELAYQ"]}
+        self._chosen = {"REDIS": redis, "SHARDS": shards}
+        self._settings.DELAYQ = {**self._settings.DELAYQ, **self._chosen}
 
     def start_worker(self) -> None:
         """Start a worker process, and wait until it has reserved an entry from Redis."""

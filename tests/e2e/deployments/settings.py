@@ -1,4 +1,4 @@
-"""The tests' settings with another Redis: `DELAYQ_TEST_DEPLOYMENT` holds what to add to DELAYQ and CACHES, as JSON."""
+"""The tests' settings with another Redis: `DELAYQ_TEST_DEPLOYMENT` holds what to add to DELAYQ, as JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import CACHES, DELAYQ
+from tests.settings import DELAYQ
 
-added = json.loads(os.environ["DELAYQ_TEST_DEPLOYMENT"])
-DELAYQ.update(added["DELAYQ"])
-CACHES.update(added["CACHES"])
+DELAYQ.update(json.loads(os.environ["DELAYQ_TEST_DEPLOYMENT"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -12,7 +11,7 @@ from redis.crc import key_slot
 
 from django_delayq.redis_clients import get_engine
 from tests.e2e.deployments.conftest import Stage
-from tests.engine.topologies import SERVICE, Clustered, Watched, clustered, watched
+from tests.engine.topologies import Clustered, clustered, watched
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,29 +39,10 @@ def ride(stage: Stage, change: Callable[[], object]) -> None:
     assert len(told) % 2 == 0, "the last word is that it is back"
 
 
-def alias_of(servers: Watched) -> dict[str, Any]:
-    """Return settings with the service as a cache of django-redis."""
-    options = {
-        "CLIENT_CLASS": "django_redis.client.SentinelClient",
-        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-        "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
-        "SENTINELS": [("127.0.0.1", sentinel.port) for sentinel in servers.sentinels],
-    }
-    return {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": f"redis://{SERVICE}/0",
-        "OPTIONS": options,
-    }
-
-
-@pytest.mark.parametrize("way", ["kill_master", "fail_over"])
-def test_sentinels_move_the_master(stage: Stage, way: str) -> None:
+def test_sentinels_move_the_master(stage: Stage) -> None:
     with watched() as servers:
-        if way == "kill_master":
-            stage.choose(servers.url)
-        else:
-            stage.choose("queue", caches={"queue": alias_of(servers)})
-        ride(stage, getattr(servers, way))
+        stage.choose(servers.url)
+        ride(stage, servers.kill_master)
 
 
 def test_a_cluster_loses_a_master_moves_another_and_moves_slots(stage: Stage) -> None:

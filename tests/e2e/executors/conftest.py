@@ -64,19 +64,6 @@ class Engine:
             client.delete(self.key)
 
 
-class TasksEngine(Engine):
-    """The database backend of django-tasks."""
-
-    def waiting(self) -> int:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT COUNT(*) FROM {TABLE} WHERE status = 'READY'")
-            return int(cursor.fetchone()[0])
-
-    def lose(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DELETE FROM {TABLE} WHERE status = 'READY'")
-
-
 def make(name: str, broker: RedisProcess) -> Engine:
     if name == "celery":
         return Engine(broker)
@@ -84,7 +71,7 @@ def make(name: str, broker: RedisProcess) -> Engine:
         command = ("rq.cli", "worker", "-S", "json", "-c", "tests.e2e.executors.rq_config", "delayq")
         return Engine(broker, "tests.e2e.executors.own_queue.Executor", "rq:queue:delayq", command)
     polling = ("django", "db_worker", "--interval", "0.05", "--no-startup-delay")
-    return TasksEngine(broker, "django_delayq.contrib.django_tasks.TaskExecutor", "", polling)
+    return Engine(broker, "django_delayq.contrib.django_tasks.TaskExecutor", "", polling)
 
 
 @pytest.fixture(params=ENGINES)
@@ -95,7 +82,6 @@ def engine(request: pytest.FixtureRequest, child_environment: dict[str, str]) ->
         child_environment |= {**engine.environment, "DELAYQ_TEST_SECONDS": json.dumps(SECONDS)}
         if request.param == "tasks":
             _make_table(child_environment)
-            engine.lose()
         yield engine
 
 
@@ -110,6 +96,8 @@ def _make_table(environment: dict[str, str]) -> None:
     if TABLE not in connection.introspection.table_names():
         command = [sys.executable, "-m", "django", "migrate", "-v", "0", "django_tasks_database"]
         subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {TABLE}")
 
 
 @pytest.fixture

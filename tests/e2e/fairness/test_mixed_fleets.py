@@ -32,14 +32,13 @@ def lateness(rows: list[Timeout]) -> list[timedelta]:
     return [row.settled_at - row.due_at for row in settled if row.state == "fired" and row.settled_at]
 
 
+@pytest.mark.usefixtures("redis_client")
 @pytest.mark.parametrize("alias", [" alias", ""], ids=["with an alias", "without an alias"])
-def test_a_renamed_policy_fires_under_both_names(
-    start_worker: StartWorker, source: dict[str, str], declare: Any, alias: str
-) -> None:
+def test_a_renamed_policy_fires_under_both_names(start_worker: StartWorker, declare: Any, alias: str) -> None:
     """A row under the old name is for the old worker, and for the new one if it has the alias; others for the new."""
     former, current = declare(Order, name="former"), declare(Order, name="current")
     for policies in ("former", f"current{alias}"):
-        start_worker(POLICIES=policies, seconds=SHORT, **source)
+        start_worker(POLICIES=policies, seconds=SHORT)
     wait_until(lambda: WorkerSeen.objects.count() == 2, "both workers run")
     rows = []
     for _ in range(6):

@@ -25,14 +25,13 @@ pytestmark = [
 FOREVER = "600"
 
 
-def test_slow_handlers_do_not_make_quick_ones_late(
-    start_worker: StartWorker, source: dict[str, str], declare: Any
-) -> None:
+@pytest.mark.usefixtures("redis_client")
+def test_slow_handlers_do_not_make_quick_ones_late(start_worker: StartWorker, declare: Any) -> None:
     slow = [declare(Order, name=name, atomic=False) for name in ("dawdle", "adawdle")]
     for policy, _ in zip(cycle(slow), range(8), strict=False):
         schedule_timeout(Order.objects.create(), policy, seconds=0)
     hanging = Timeout.objects.filter(policy__endswith="dawdle")
-    start_worker(POLICIES="dawdle adawdle", DAWDLE=FOREVER, seconds={"LEASE": 9.0, "SWEEP_INTERVAL": 1.0}, **source)
+    start_worker(POLICIES="dawdle adawdle", DAWDLE=FOREVER, seconds={"LEASE": 9.0, "SWEEP_INTERVAL": 1.0})
     wait_until(hanging.filter(state="firing").exists, "handlers hang")
     for number in range(1, 11):
         schedule_timeout(Parcel.objects.create(), "chase", seconds=0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, transaction
@@ -97,25 +96,21 @@ def pay_outside_a_transaction(purchase: Purchase) -> bool:
     return Purchase.objects.get(pk=purchase.pk).status == "unpaid"
 
 
-def pay_by(write: Callable[[Any], object], purchase: Purchase) -> bool:
+@transaction.atomic
+def pay_by_saving(purchase: Purchase) -> bool:
     """Capture the payment that is open, in one transaction, and then read its purchase."""
-    with transaction.atomic():
-        write(Payment.objects.filter(purchase_id=purchase.pk))
-        return Purchase.objects.get(pk=purchase.pk).status == "unpaid"
-
-
-def save(payment: Payment | None) -> None:
+    payment = Payment.objects.filter(purchase_id=purchase.pk).first()
     if payment is not None:
         payment.status = "captured"
         payment.save()
+    return Purchase.objects.get(pk=purchase.pk).status == "unpaid"
 
 
 ROW_WAYS: dict[str, Pay] = {
     "view": pay_in_a_view,
     "outside": pay_outside_a_transaction,
     "webhook": transaction.atomic(pay_outside_a_transaction),
-    "save": partial(pay_by, lambda rows: save(rows.first())),
-    "locked": partial(pay_by, lambda rows: save(rows.select_for_update().first())),
+    "save": pay_by_saving,
 }
 
 

@@ -49,21 +49,16 @@ def orders() -> list[Order]:
     return list(Order.objects.order_by("pk"))
 
 
-@pytest.mark.parametrize("verb", ["cancel_timeouts", "extend_timeouts", "reschedule_timeouts"])
 @pytest.mark.parametrize("given", ["queryset", "list"])
-def test_pages_of_one_transaction_lock_objects_in_the_order_of_their_keys(
-    orders: list[Order], verb: str, given: str
-) -> None:
+def test_pages_of_one_transaction_lock_objects_in_the_order_of_their_keys(orders: list[Order], given: str) -> None:
     later = [order for order in orders if order.pk >= AMONG]
     rows: Any = dq.pending_timeouts(Order, "remind")
-    delay = {} if verb == "cancel_timeouts" else {"hours": 3}
     with meanwhile(lambda: dq.schedule_timeouts(later, "remind", hours=2), lambda sql: sql.startswith("UPDATE")):
-        assert getattr(dq, verb)(rows if given == "queryset" else list(rows), **delay) == len(orders)
+        assert dq.cancel_timeouts(rows if given == "queryset" else list(rows)) == len(orders)
     assert Timeout.objects.pending().filter(object_id__in=[str(order.pk) for order in later]).count() == len(later)
 
 
-@pytest.mark.parametrize("verb", ["cancel_timeout", "before_deadline", "schedule_timeout", "extend_timeout"])
-def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Declare, verb: str) -> None:
+def test_single_verbs_wait_for_no_timeout_of_another_object(declare: Declare) -> None:
     """MariaDB walks the primary key backwards to find the newest round of a slot in a small ledger.
 
     So it reads all rows, and waits for locked ones.
@@ -76,11 +71,11 @@ def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Declare, 
     dq.schedule_timeout(own, policy, hours=1)
     rows = [dq.schedule_timeout(other, policy, hours=1, key=str(number)).pk for number in range(3)]
     with transaction_with(lambda: locked(*rows)), impatient():
-        if verb == "before_deadline":
-            with dq.before_deadline(own, policy) as found:
-                assert found is not None
-        else:
-            assert getattr(dq, verb)(own, policy, **({} if verb == "cancel_timeout" else {"hours": 1}))
+        assert dq.extend_timeout(own, policy, hours=1)
+        with dq.before_deadline(own, policy) as found:
+            assert found is not None
+        assert dq.schedule_timeout(own, policy, hours=1).pk
+        assert dq.cancel_timeout(own, policy)
 
 
 def lock_both(express: ExpressOrder) -> None:
@@ -92,12 +87,9 @@ def lock_both(express: ExpressOrder) -> None:
 
 
 CHILDS: dict[str, Callable[[ExpressOrder], object]] = {
-    "schedule": lambda express: dq.schedule_timeout(express, "of_child", hours=2),
     "schedule_many": lambda express: dq.schedule_timeouts([express], "of_child", hours=2),
     "cancel": lambda express: dq.cancel_timeout(express, "of_child"),
-    "cancel_many": lambda express: dq.cancel_timeouts(dq.pending_timeouts(express, "of_child")),
     "guard": lambda express: dq.before_deadline(express, "of_child").__enter__(),
-    "arm": lambda express: dq.sync_timeouts(express),
     "arm_saved": lambda express: arm_saved(ExpressOrder, express, "default"),
     "lock_both": lock_both,
 }
@@ -114,30 +106,15 @@ def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Decl
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [(Order, {"since": lambda order: order.created_at}), (ExpressOrder, {"since": "created_at"})],
-    ids=["policy_of_parent", "policy_of_child"],
-)
-def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_columns(
-    declare: Declare, model: Any, options: dict[str, Any]
-) -> None:
+def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_columns(declare: Declare) -> None:
     """Django updates only the child's table then, and arming would lock the parent's row after the child's."""
-    condition = Q() if model is Order else Q(courier="swift")
-    declare(model, name="every_save", after=timedelta(hours=1), when=condition, **options)
+    options: dict[str, Any] = {"since": lambda order: order.created_at, "after": timedelta(hours=1), "when": Q()}
+    declare(Order, name="every_save", **options)
     express = ExpressOrder.objects.create(created_at=timezone.now())
     other, table = ExpressOrder.objects.get(pk=express.pk), ExpressOrder._meta.db_table
     with meanwhile(other.save, lambda sql: sql.startswith("UPDATE") and table in sql):
         express.courier = "swift"
         express.save(update_fields=["courier"])
-
-
-BULK: dict[str, Callable[[Any], int]] = {
-    "schedule": lambda orders: dq.schedule_timeouts(orders, "remind", hours=2),
-    "cancel": lambda orders: dq.cancel_timeouts(dq.pending_timeouts(orders, "remind")),
-    "extend": lambda orders: dq.extend_timeouts(dq.pending_timeouts(orders, "remind"), hours=2),
-    "reschedule": lambda orders: dq.reschedule_timeouts(dq.pending_timeouts(orders, "remind"), hours=2),
-}
 
 
 @pytest.fixture
@@ -148,12 +125,13 @@ def few() -> list[Order]:
     return few
 
 
-@pytest.mark.parametrize("verb", BULK)
-def test_a_bulk_verb_waits_for_no_timeout_of_another_object(few: list[Order], verb: str) -> None:
+def test_bulk_verbs_wait_for_no_timeout_of_another_object(few: list[Order]) -> None:
     others, own = few[:3], few[3:]
     rows = dq.pending_timeouts(others, "remind").values_list("pk", flat=True)
     with transaction_with(lambda: locked(*rows)), impatient():
-        assert BULK[verb](own) == len(own)
+        assert dq.schedule_timeouts(own, "remind", hours=2) == len(own)
+        assert dq.extend_timeouts(dq.pending_timeouts(own, "remind"), hours=2) == len(own)
+        assert dq.cancel_timeouts(dq.pending_timeouts(own, "remind")) == len(own)
 
 
 def locked(*rows: int) -> list[Timeout]:
@@ -198,12 +176,10 @@ def next_is_moving(declare: Declare) -> Callable[..., Any]:
     ("options", "end"),
     [
         ({}, ("fired", 1)),
-        ({"atomic": False}, ("fired", 1)),
         ({"when": Q(status="paid")}, ("skipped", 0)),
-        ({"handler": no_answer}, ("pending", 1)),
         ({"handler": no_answer, "atomic": False}, ("pending", 1)),
     ],
-    ids=["fired", "fired_outside", "skipped", "failed", "failed_outside"],
+    ids=["fired", "skipped", "failed_outside"],
 )
 def test_a_firing_waits_for_no_timeout_of_another_object(
     declare: Declare, next_is_moving: Callable[..., Any], options: dict[str, Any], end: tuple[str, int]
@@ -262,38 +238,22 @@ def save_each(rows: Any) -> None:
         payment.save()
 
 
-# That each other way to write does so, too: tests/integration/arming/test_watched.py.
-WRITES: dict[str, Callable[[Payments], object]] = {
-    "update_or_create": lambda some: Payment.objects.update_or_create(pk=some[0].pk, defaults={"status": "failed"}),
-    "of_its_owner": lambda some: some[0].purchase.payments.update_or_create(pk=some[0].pk, defaults={"status": "x"}),
-    "iterator": lambda some: save_each(Payment.objects.select_for_update().filter(pk=some[0].pk).iterator()),
-    "delete": lambda some: Payment.objects.filter(pk=some[0].pk).delete(),
-}
+# That each way to write does so: tests/integration/arming/test_watched.py.
 
 
-@pytest.mark.parametrize("write", WRITES)
-def test_what_locks_a_watched_row_locks_its_owner_first(payments: Payments, write: str) -> None:
+def test_what_locks_a_watched_row_locks_its_owner_first(payments: Payments) -> None:
     """A firing has locked the owner, and its handler writes the row that the request wants, too."""
+    pk = payments[0].pk
     cross(
-        transaction.atomic(lambda: WRITES[write](payments)),
+        transaction.atomic(lambda: save_each(Payment.objects.select_for_update().filter(pk=pk).iterator())),
         first=lambda: lock(payments[0].purchase_id),
-        then=lambda: Payment._base_manager.filter(pk=payments[0].pk).update(status="void"),
+        then=lambda: Payment._base_manager.filter(pk=pk).update(status="void"),
     )
 
 
-BULK_WRITES: dict[str, Callable[[Payments], object]] = {
-    "bulk_update": lambda some: Payment.objects.bulk_update(some, ["status"], batch_size=1),
-    "delete": lambda some: Payment.objects.filter(pk__in=[each.pk for each in some]).delete(),
-    "select_for_update": lambda some: save_each(Payment.objects.select_for_update().order_by("pk")),
-}
-
-
-@pytest.mark.parametrize("write", BULK_WRITES)
-def test_what_writes_several_watched_rows_locks_their_owners_in_the_order_of_their_keys(
-    payments: Payments, write: str
-) -> None:
+def test_what_writes_several_watched_rows_locks_their_owners_in_the_order_of_their_keys(payments: Payments) -> None:
     first, second = Purchase.objects.order_by("pk")
-    act = transaction.atomic(lambda: BULK_WRITES[write](payments))
+    act = transaction.atomic(lambda: Payment.objects.bulk_update(payments, ["status"], batch_size=1))
     cross(act, first=lambda: lock(first.pk), then=lambda: lock(second.pk))
 
 

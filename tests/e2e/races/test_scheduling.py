@@ -40,8 +40,7 @@ def all_schedule(four: list[Actor], mode: str, *, inside: bool) -> tuple[Timeout
     return Timeout.objects.get(object_id=str(order.pk)), answers
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_transaction"])
-@pytest.mark.parametrize("mode", ["replace", "keep", "error"])
+@pytest.mark.parametrize(("mode", "inside"), [("replace", False), ("keep", True), ("error", False)])
 def test_one_slot_scheduled_at_once_by_many_has_one_row_and_each_knows_which(
     four: list[Actor], mode: str, inside: bool
 ) -> None:
