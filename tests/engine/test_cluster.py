@@ -11,11 +11,9 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
-from tests.engine.lines import LINE, one_line
+from tests.engine.lines import one_line
 from tests.engine.topologies import Clustered, clustered
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +36,6 @@ def cluster(nodes: Clustered) -> Iterator[RedisCluster]:
     client.close()
 
 
-def changes(due_ms: int) -> list[Change]:
-    return [Change("q", LINE, id, due_ms) for id in range(1, 101)]
-
-
-def total(engine: Engine) -> int:
-    return sum(one_line(engine, "q", shard).stats().total for shard in range(SHARDS))
-
-
 def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gives_nothing_out(
     nodes: Clustered, cluster: RedisCluster
 ) -> None:
@@ -64,22 +54,3 @@ def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gi
     migration.finish()
     queue.probe()
     assert [entry.id for entry in queue.reserve(5, 60_000).entries] == [1]
-
-
-def test_a_lost_node_makes_its_shards_unavailable_and_is_found_again(nodes: Clustered, cluster: RedisCluster) -> None:
-    engine = Engine(cluster, shards=SHARDS)
-    engine.apply(changes(0))
-    nodes.masters[1].kill()
-
-    def answers(act: Callable[[], object]) -> bool:
-        try:
-            act()
-        except EngineUnavailable:
-            return False
-        return True
-
-    assert not answers(lambda: engine.apply(changes(1)))
-    assert [answers(one_line(engine, "q", shard).stats) for shard in range(SHARDS)].count(False) in (2, 3)
-    nodes.masters[1].start()
-    wait_until(lambda: answers(lambda: engine.apply(changes(1))))
-    assert total(engine) == 100

@@ -5,7 +5,6 @@ What should have happened is what happens to a second queue on the same clock, w
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
-from tests.engine.lines import LINE, Entry, one_line
+from tests.engine.lines import LINE, one_line
 from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
 from tests.support.waiting import wait_until
@@ -136,28 +135,3 @@ def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
     plain = {id: id for id in range(1, 6)}
     expected = {"a": plain, "b": {id: id for id in (2, 3, 4, 5, 9)}, "c": plain | {2: 99}, "d": plain | {3: 1}}
     assert {name: dict(one_line(engine, name).peek()) for name in "abcd"} == expected
-
-
-def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, client: redis.Redis) -> None:
-    virtual = VirtualQueue(client)
-    virtual.queue.ensure([(1, NOW)])
-    for deliveries, fault in enumerate([Fault.RESET_AFTER, Fault.HALF_ANSWERED], start=1):
-        with through(proxy) as unlucky:
-            proxy.inject(fault, only=b"EVAL")
-            with pytest.raises(EngineUnavailable):
-                virtual.through(unlucky).reserve(5, 1000)
-            assert virtual.through(unlucky).reserve(5, 1000).entries == ()
-        virtual.advance(999)
-        assert virtual.queue.reserve(5, 1).entries == ()
-        virtual.advance(1)
-        assert virtual.scores()[1] % 16 == deliveries
-    assert virtual.queue.reserve(5, 1000).entries == (Entry(1, 3),)
-
-
-def test_a_reset_is_no_polite_end(shared_server: RedisProcess) -> None:
-    with FaultProxy(shared_server.socket) as proxy:
-        proxy.inject(Fault.RESET_BEFORE)
-        with socket.create_connection(("127.0.0.1", proxy.port)) as raw:
-            raw.sendall(b"PING\r\n")
-            with pytest.raises(ConnectionResetError):
-                raw.recv(1)

@@ -26,7 +26,6 @@ from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ZONE = "America/Sao_Paulo"
 LABEL, FORMER = "testapp.order.told", "testapp.order.told_before"
 NOW = utc(2026, 5, 10, 15, 30)
 FIRST = date(2025, 12, 1)
@@ -102,27 +101,6 @@ def test_a_day_ends_at_midnight_in_time_zone_whatever_is_activated(
         for count in (lambda: None, lambda: roll_up("default")):
             count()
             assert [(line.name, line.rounds) for line in policy_report(policy, first=FIRST).lines] == expected
-
-
-def test_in_another_time_zone_each_round_is_still_counted_once(policy: TimeoutPolicy[Any], settings: Settings) -> None:
-    settings.TIME_ZONE = "Europe/Berlin"
-    rows = random_rows(600, NOW, 60, [LABEL])
-    Timeout.objects.bulk_create(rows)
-    with clock.set_to(NOW):
-        roll_up("default")
-        assert prune("default")
-        settings.TIME_ZONE = "America/Los_Angeles"
-        assert policy_report(policy, first=FIRST).total.rounds == 600
-        roll_up("default")
-        report = policy_report(policy, first=FIRST, limit=50)
-        assert (report.total.rounds, report.counted_until) == (600, None), "the days are counted again"
-        recent = [row for row in rows if row.settled_at and row.settled_at > NOW - timedelta(days=20)]
-        expected = recount(recent, lambda row: str(local_day(row.settled_at, "America/Los_Angeles")))
-        lines = {line.name: line for line in policy_report(policy, first=FIRST).lines}
-        for name in sorted(expected)[1:]:
-            assert_equals(lines[name], expected[name])
-        prune("default", age=timedelta(days=16))
-        assert policy_report(policy, first=FIRST).total.rounds == 600
 
 
 def test_by_a_field_of_the_objects_along_foreign_keys(policy: TimeoutPolicy[Any]) -> None:

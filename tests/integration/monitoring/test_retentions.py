@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from django_delayq import TimeoutPolicy, clock, operations
 from django_delayq.ledger.rollups import roll_up
-from django_delayq.models import PolicyDay, Timeout
+from django_delayq.models import Timeout
 from django_delayq.monitoring.reports import Report, policy_report
 from django_delayq.testing import fire_due
 from django_delayq.worker.sweep import prune
@@ -87,25 +87,6 @@ def test_pruning_replaces_days_that_were_counted_in_another_time_zone(declare: D
         assert prune("default") == 2
         days = [(line.name, line.fired) for line in policy_report(LONG, first=FIRST).lines]
         assert days == [("2026-05-10", 1), ("2026-05-11", 1)]
-
-
-def test_a_retention_shorter_than_a_day_leaves_one_row_of_each_day_and_label(declare: Declare) -> None:
-    declare(Order, name="short", retention=HOUR)
-    start = utc(2026, 5, 9, 20)
-    for hour in range(50):
-        with clock.set_to(start + hour * HOUR):
-            settle(SHORT, clock.now() - 30 * MINUTE, clock.now() - SECOND)
-            settle(LONG, clock.now() - 20 * MINUTE)
-            roll_up("default")
-            prune("default")
-            assert fired() == {SHORT: 2 * hour + 2, LONG: hour + 1}
-            assert Timeout.objects.filter(policy=SHORT).count() <= 4
-    days = PolicyDay.objects.filter(is_deleted=True, policy=SHORT).order_by("day").values_list("day", flat=True)
-    assert list(days) == [date(2026, 5, 9), date(2026, 5, 10), date(2026, 5, 11)]
-    with clock.set_to(start + 50 * DAY):
-        assert prune("default") > 0
-        assert not Timeout.objects.exists()
-        assert fired() == {SHORT: 100, LONG: 50}
 
 
 def dead_rows(policy: TimeoutPolicy[Any], count: int) -> list[Timeout]:

@@ -16,10 +16,8 @@ from pytest_django import Settings
 import django_delayq as dq
 from django_delayq.checks import check_policies
 from django_delayq.conf import ConfigError
-from django_delayq.ledger.routing import writer_of
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
-from django_delayq.worker.sweep import try_claim_turn
+from django_delayq.redis_clients import forget_engine, get_engine
 from tests.support.typed import Declare
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker
@@ -83,39 +81,6 @@ def test_a_shard_that_is_named_with_using_keeps_its_own_timeouts(settings: Setti
         dq.cancel_timeouts([row, Timeout.objects.using("default").get()])
     with pytest.raises(TypeError, match="several databases, default, replica"):
         dq.pending_timeouts([shard, order])
-
-
-class Reads:
-    """An application that only sends its reads away, and leaves writes to Django."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "replica"
-
-
-class Shards(Reads):
-    """The primary of a shard belongs to its replica."""
-
-    def db_for_write(self, model: Any, instance: Any = None, **hints: Any) -> str:
-        return {"replica": "primary of the replica"}.get(instance and instance._state.db, "default")
-
-
-def from_replica(model: type[Any]) -> Any:
-    found = model()
-    found._state.db = "replica"
-    return found
-
-
-@pytest.mark.parametrize(
-    ("routers", "writer"), [([], "replica"), ([Reads()], "default"), ([Shards()], "primary of the replica")]
-)
-def test_the_alias_of_an_instance_or_queryset_counts_only_where_no_router_reads_or_writes(
-    settings: Settings, routers: list[Any], writer: str
-) -> None:
-    settings.DATABASE_ROUTERS = routers
-    assert writer_of(Order) == writer_of(Timeout, Timeout()) == "default"
-    for source in (from_replica(Order), from_replica(Timeout), Timeout.objects.using("replica"), Order.objects.all()):
-        expected = "default" if getattr(source, "_db", "replica") is None else writer
-        assert writer_of(Timeout, source) == expected
 
 
 class LedgerElsewhere:
@@ -214,12 +179,3 @@ def test_a_worker_leaves_the_entries_of_another_ledger_alone(declare: Declare) -
     near = schedule(policy, "default", minutes=1)
     dq.cancel_timeout(schedule(policy, "replica", minutes=1))
     assert (state(near), entries("default")) == ("pending", 1)
-
-
-@pytest.mark.usefixtures("one_redis")
-def test_a_turn_of_one_ledgers_worker_leaves_that_of_the_other_free() -> None:
-    engines = [get_worker_engine(ledger) for ledger in (*LEDGERS, *LEDGERS)]
-    assert [try_claim_turn(engine, "sweep", HOUR) for engine in engines] == [True, True, False, False]
-    for engine in engines:
-        assert engine is not None
-        engine.close()

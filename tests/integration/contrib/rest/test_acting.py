@@ -15,8 +15,8 @@ from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from django_delayq.sql import statements
-from tests.integration.contrib.rest.conftest import ClientWith, Schedule, act, ready_for, settle, stored, url
-from tests.integration.contrib.rest.places import ALL, LIST, POLICY, POLICY_VERBS, REMIND, VERBS
+from tests.integration.contrib.rest.conftest import ClientWith, Schedule, act, settle, stored, url
+from tests.integration.contrib.rest.places import LIST, POLICY, POLICY_VERBS, REMIND, VERBS
 from tests.support.threads import in_threads
 from tests.support.typed import Patch
 from tests.testapp.models import Order
@@ -44,21 +44,6 @@ def test_an_action_answers_with_the_row_whose_story_says_by_whom_and_why(
     assert event["by"].startswith("rest:user-") and "the customer called" in event["text"]
     answer = act(operator, row, "reschedule", at=(timezone.now() - timedelta(days=1)).isoformat())
     assert (answer.data["changed"], answer.data["due_at_once"]) == (True, True)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_dry_run_and_each_method_but_post_change_nothing(
-    operator: APIClient, client_with: ClientWith, schedule: Schedule, verb: str
-) -> None:
-    row, without_view = ready_for(verb, schedule()), client_with(*ALL)
-    before = stored()
-    answer = act(operator, row, verb, dry_run=True, **VERBS[verb][1])
-    assert (answer.status_code, answer.data["changed"], answer.data["dry_run"]) == (200, True, True)
-    for method in ("get", "put", "patch", "delete"):
-        assert getattr(operator, method)(url(row, verb)).status_code == 405
-        assert getattr(without_view, method)(url(row, verb)).status_code in (403, 405)
-    assert stored() == before
-    assert operator.post(f"/api/timeouts/999/{verb}/", VERBS[verb][1], format="json").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -177,15 +162,6 @@ def test_a_request_moves_rows_for_a_limited_time(monkeypatch: Patch, operator: A
     assert PolicyChange.objects.get(finished_at=None).moved == 1
     assert changes.continue_moves("default") == 1
     assert PolicyChange.objects.get(what="resumed").moved == 3
-
-
-@pytest.mark.django_db(transaction=True)
-def test_of_two_who_cancel_at_once_one_learns_that_it_was_too_late(client_with: ClientWith, schedule: Schedule) -> None:
-    row, codes = schedule(), list[int]()
-    clients = [client_with("cancel_timeout") for _ in range(2)]
-    in_threads(*(lambda client=each: codes.append(act(client, row, "cancel").status_code) for each in clients))
-    assert sorted(codes) == [200, 409]
-    assert [event["what"] for event in Timeout.objects.get().history].count("cancel_requested") == 1
 
 
 IMPATIENT = {

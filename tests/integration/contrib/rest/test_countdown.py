@@ -100,14 +100,6 @@ def test_the_same_answer_is_not_sent_twice(order: Order, schedule: Schedule, set
     assert ask(order)["ETag"] != settled["ETag"], "the tag reveals no id"
 
 
-def test_it_takes_two_queries_and_what_was_never_scheduled_has_no_deadline(order: Order) -> None:
-    ask(order)
-    with CaptureQueriesContext(connection) as captured:
-        shown = ask(order).json()
-    assert len(captured) == 2
-    assert (shown["due_at"], shown["seconds_left"], shown["state"]) == (None, None, None)
-
-
 def test_an_address_may_name_what_nobody_can_guess(order: Order, schedule: Schedule) -> None:
     schedule(order=order, key="k")
     orders: Any = Order.objects.exclude(status="paid")
