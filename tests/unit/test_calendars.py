@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -13,8 +13,7 @@ from dateutil import tz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.exceptions import InvalidDelay
-from django_delayq.times.calendars import MAX_CLOSED_DAYS, WorkingHours, instant_of
+from django_delayq.times.calendars import WorkingHours, instant_of
 from tests.support.examples import examples
 from tests.unit.minutes import DAY, Case, Count, around, cases
 
@@ -140,20 +139,6 @@ def test_the_instant_of_a_wall_time_in_berlin(wall: str, instant: str) -> None:
 
 
 # Never open
-
-
-def test_a_calendar_that_is_closed_for_a_year_is_refused() -> None:
-    never = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, holidays=lambda day: True)
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    calls: list[Callable[[], Any]] = [
-        lambda: never.add(start, 1),
-        lambda: never.add(start, -1),
-        lambda: never.nth_day(date(2026, 1, 1), 1),
-    ]
-    for call in calls:
-        with pytest.raises(InvalidDelay, match=f"mon-fri 09:00-17:00, UTC is closed for {MAX_CLOSED_DAYS} days"):
-            call()
-    assert never.between(start, start + 4000 * DAY) == 0
 
 
 # Errors

@@ -52,11 +52,6 @@ class UntilNewYear:
         return "until New Year"
 
 
-class OfficeSpan(UntilNewYear):
-    def calendar_of(self, obj: Any) -> WorkingHours:
-        return OFFICE
-
-
 # Examples
 
 
@@ -81,20 +76,6 @@ class OfficeSpan(UntilNewYear):
 def test_the_end_of_a_length_that_begins_on_a_thursday_at_three(length: Length, end: str) -> None:
     assert read(end_of(length, THURSDAY, None)) == end
     assert read(end_of(length, THURSDAY.astimezone(UTC), None)) == end
-
-
-@pytest.mark.parametrize(
-    ("length", "end"),
-    [
-        (Wall(months=-1, at="08:00", zone="Europe/Berlin"), "Mon 05 Oct 2026 08:00"),
-        (Working(days=3, at="09:00", calendar=OFFICE), "Tue 10 Nov 2026 09:00"),
-        (Working(hours=4, calendar=OFFICE), "Thu 05 Nov 2026 13:30"),  # from the opening of that date
-        (as_length(relativedelta(days=1, hour=9, minute=0), "after"), "Fri 06 Nov 2026 13:00"),  # in TIME_ZONE
-    ],
-    ids=str,
-)
-def test_the_end_of_a_length_that_begins_on_a_date(length: Length, end: str) -> None:
-    assert read(end_of(length, date(2026, 11, 5), None)) == end
 
 
 # What differs from object to object
@@ -208,19 +189,6 @@ def test_working_days_end_at_the_wall_time_of_their_day(case: Case, n: int, at: 
 
 
 # The time that counts: for clocks that are stopped and continue
-
-
-def test_only_calendars_have_a_time_of_their_own() -> None:
-    monday = THURSDAY + timedelta(days=4)
-    day = timedelta(days=1)
-    for length in (timedelta(hours=1), Wall(days=1), UntilNewYear(), as_length(relativedelta(days=1), "after")):
-        assert elapsed(length, THURSDAY, monday, None) == 4 * day
-        assert elapsed(length, monday, THURSDAY, None) == -4 * day
-        assert OwnTime(length).forward(THURSDAY, 4 * day) == monday
-    for length in (Working(hours=1, calendar=OFFICE), Working(days=1, calendar=OFFICE), OfficeSpan()):
-        assert elapsed(length, THURSDAY, monday, None) == timedelta(hours=2 + 7.5 + 5.5)
-        assert elapsed(length, monday, THURSDAY, None) == -timedelta(hours=2 + 7.5 + 5.5)
-        assert OwnTime(length).forward(THURSDAY, timedelta(hours=2 + 7.5 + 5.5)) == monday
 
 
 def test_a_clock_does_not_continue_beyond_the_supported_years() -> None:
