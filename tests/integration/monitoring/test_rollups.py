@@ -158,6 +158,35 @@ def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(declare: Declare
         assert (total.rounds, total.dead) == (len(rows), 0)
 
 
+def test_pruning_replaces_days_that_were_counted_in_another_time_zone(settings: Any) -> None:
+    settle(NOON, NOON + 7 * HOUR)
+    with clock.set_to(NOON + DAY):
+        roll_up("default")
+    settings.TIME_ZONE = "Asia/Tokyo"
+    with clock.set_to(NOON + 40 * DAY):
+        assert prune("default") == 2
+        days = [(line.name, line.fired) for line in policy_report(LABEL, first=date(2026, 5, 1)).lines]
+        assert days == [("2026-05-10", 1), ("2026-05-11", 1)]
+
+
+def test_a_dead_row_that_was_committed_after_the_last_count_is_not_taken_off(declare: Declare) -> None:
+    declare(Order, name="short", retention=HOUR)
+    policy = declare(Order, name="told")
+    with clock.set_to(NOON):
+        first, second = dead_rows(2, policy)
+    settled_row(NOON, label="testapp.order.short").save()
+    late = Timeout.objects.filter(pk=second.pk)
+    late.update(settled_at=NOON + 5 * HOUR)
+    with clock.set_to(NOON + 2 * HOUR):
+        assert prune("default") == 1
+    late.update(settled_at=NOON)
+    with clock.set_to(NOON + 3 * HOUR):
+        operations.retry(Timeout.objects.filter(pk__in=[first.pk, second.pk]), by="test")
+        assert rounds(policy) == 0
+        fire_due(policy)
+        assert rounds(policy) == 2
+
+
 def count_too() -> Callable[[], object]:
     """Let another worker count while the first one does, once."""
     others = [roll_up]
