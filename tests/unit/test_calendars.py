@@ -100,7 +100,7 @@ def test_special_days_of_a_callable_are_checked_when_they_are_asked() -> None:
 # The same answers as a count minute by minute
 
 
-@examples(120)
+@examples(60)
 @given(case=cases(), seconds=st.integers(-250_000, 250_000), unit=st.sampled_from((1, 300)))
 def test_a_calendar_answers_as_a_count_minute_by_minute(case: Case, seconds: int, unit: int) -> None:
     """What the count does not reach, in a calendar with few hours, is not compared."""
@@ -115,7 +115,7 @@ def test_a_calendar_answers_as_a_count_minute_by_minute(case: Case, seconds: int
     assert calendar.between(case.start, end) == count.between(case.start, end)
 
 
-@examples(50)
+@examples(30)
 @given(case=cases(), n=st.integers(-4, 4), offset=st.integers(-3, 3))
 def test_working_days_are_those_on_which_a_window_begins(case: Case, n: int, offset: int) -> None:
     day = case.middle.date() + offset * DAY

@@ -29,7 +29,7 @@ NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
-many = examples(60)
+many = examples(40)
 
 
 def read(moment: datetime | None) -> str:

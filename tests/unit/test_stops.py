@@ -68,7 +68,7 @@ def facts(draw: st.DrawFn) -> Facts:
     return Facts(draw(st.sampled_from(LENGTHS)), (draw(calendars), draw(calendars)), since, stops)
 
 
-@examples(300)
+@examples(150)
 @given(facts())
 def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> None:
     time, due_at = case.time(), case.due_at()
@@ -87,7 +87,7 @@ def test_a_stop_moves_a_deadline_by_the_time_that_was_stopped(case: Facts) -> No
         due_at = moved
 
 
-@examples(200)
+@examples(100)
 @given(facts(), st.integers(1, 600))
 def test_every_order_of_the_same_facts_leads_to_the_same_deadline(case: Facts, minutes: int) -> None:
     def play(steps: tuple[Any, ...]) -> datetime:
@@ -150,7 +150,7 @@ def rounds(draw: st.DrawFn) -> Round:
     return Round(Course(due_at, since, stops=stops, time=time), minutes)
 
 
-@examples(100)
+@examples(50)
 @given(rounds(), st.integers(0, 9 * 24 * 60), st.floats(0.05, 0.95))
 def test_what_is_used_is_what_counting_each_minute_leads_to(case: Round, minute: int, fraction: float) -> None:
     course, now = case.course, case.course.start + MINUTE * min(minute, len(case.minutes) - 1)

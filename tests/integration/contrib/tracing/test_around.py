@@ -122,8 +122,10 @@ BROKEN: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize(
+    ("broken", "mode"),
+    [*((each, "alone") for each in BROKEN), *(("an error", each) for each in MODES if each != "alone")],
+)
 def test_an_error_of_a_function_is_logged_and_nothing_else(
     declare: Declare, around: Around, caplog: Log, broken: str, mode: str
 ) -> None:
