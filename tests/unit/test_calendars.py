@@ -48,16 +48,6 @@ def test_the_text_groups_days_with_the_same_hours() -> None:
     assert repr(both) == f"<WorkingHours {both.text}>"
 
 
-def test_calendars_are_compared_by_zone_and_hours_and_the_identity_of_holidays_and_special_days() -> None:
-    hours, free = {"mon": "09:00-17:00"}, {date(2026, 1, 1)}
-    assert len({WorkingHours("Europe/Berlin", hours), WorkingHours(BERLIN, {"mon": ["09:00-17:00"]})}) == 1
-    assert WorkingHours("Europe/Berlin", hours) != WorkingHours("Europe/Paris", hours)
-    assert WorkingHours("UTC", hours, free) == WorkingHours("UTC", hours, free) != WorkingHours("UTC", hours, {*free})
-    short = WorkingHours("UTC", hours, special=SPECIAL)
-    assert WorkingHours("UTC", hours) != short == WorkingHours("UTC", hours, special=SPECIAL)
-    assert short != WorkingHours("UTC", hours, special={**SPECIAL})
-
-
 def test_holidays_and_special_days_are_asked_each_time() -> None:
     free, special = list[date](), dict[date, str | None]()
     calendar = WorkingHours("UTC", {"mon-fri": "09:00-17:00"}, free, special)

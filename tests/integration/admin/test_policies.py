@@ -20,7 +20,7 @@ from django_delayq.admin import actions, reports
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
-from tests.integration.admin.conftest import Staff, policy_shown, queries, source, told
+from tests.integration.admin.conftest import Staff, policy_shown, queries, source, stored, told
 from tests.integration.admin.places import LINGER, OPERATE, POLICIES, REMIND, SELECTED, UNPAID
 from tests.integration.monitoring.rounds import settled_row
 from tests.support.typed import Patch
@@ -107,6 +107,16 @@ def test_nobody_sees_the_page_without_its_permission_nor_one_of_nothing(staff: S
         assert client.get(reverse(POLICIES)).status_code == code
     for where in (address("pause", "no.such.policy"), address("explode")):
         assert admin_client.get(where).status_code == 404 == admin_client.post(where, FIELDS).status_code
+
+
+@committed
+def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order: Order) -> None:
+    fields, before = {**FIELDS, "amount": "0", "mode": "shift", "confirmed": ""}, stored()
+    text = admin_client.post(address("delay"), fields).content.decode()
+    assert "1 is due and fires now." in text and 'name="confirmed"' in text
+    assert state().after is None and stored() == before
+    admin_client.post(address("delay"), {**fields, "confirmed": "yes"})
+    assert state().after == timedelta(0) and Timeout.objects.get().due_at != before["due_at"]
 
 
 @committed
