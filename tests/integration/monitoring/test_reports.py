@@ -141,6 +141,27 @@ def test_a_day_ends_at_midnight_in_time_zone_whatever_is_activated(
             assert [(line.name, line.rounds) for line in policy_report(policy, first=FIRST).lines] == expected
 
 
+def test_in_another_time_zone_each_round_is_still_counted_once(policy: TimeoutPolicy[Any], settings: Settings) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    rows = random_rows(600, NOW, 60, [LABEL])
+    Timeout.objects.bulk_create(rows)
+    with clock.set_to(NOW):
+        roll_up("default")
+        assert prune("default")
+        settings.TIME_ZONE = "America/Los_Angeles"
+        assert policy_report(policy, first=FIRST).total.rounds == 600
+        roll_up("default")
+        report = policy_report(policy, first=FIRST, limit=50)
+        assert (report.total.rounds, report.counted_until) == (600, None), "the days are counted again"
+        recent = [row for row in rows if row.settled_at and row.settled_at > NOW - timedelta(days=20)]
+        expected = recount(recent, lambda row: str(local_day(row.settled_at, "America/Los_Angeles")))
+        lines = {line.name: line for line in policy_report(policy, first=FIRST).lines}
+        for name in sorted(expected)[1:]:
+            assert_equals(lines[name], expected[name])
+        prune("default", age=timedelta(days=16))
+        assert policy_report(policy, first=FIRST).total.rounds == 600
+
+
 def test_by_a_field_of_the_objects_along_foreign_keys(policy: TimeoutPolicy[Any]) -> None:
     ann, bob = Customer.objects.create(name="Ann", vip=True), Customer.objects.create(name="Bob")
     orders = [Order.objects.create(status="s", customer=customer) for customer in (ann, ann, bob, None)]

@@ -158,18 +158,6 @@ def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(declare: Declare
         assert (total.rounds, total.dead) == (len(rows), 0)
 
 
-@pytest.mark.parametrize("count", [roll_up, prune])
-def test_days_counted_in_another_time_zone_are_replaced(settings: Any, count: Callable[[str], object]) -> None:
-    settle(NOON, NOON + 7 * HOUR)
-    with clock.set_to(NOON + DAY):
-        roll_up("default")
-    settings.TIME_ZONE = "Asia/Tokyo"
-    with clock.set_to(NOON + 40 * DAY):
-        count("default")
-        days = [(line.name, line.fired) for line in policy_report(LABEL, first=date(2026, 5, 1)).lines]
-        assert days == [("2026-05-10", 1), ("2026-05-11", 1)]
-
-
 def test_a_dead_row_that_was_committed_after_the_last_count_is_not_taken_off(declare: Declare) -> None:
     declare(Order, name="short", retention=HOUR)
     policy = declare(Order, name="told")
