@@ -16,13 +16,9 @@ import socket
 import struct
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
 CHUNK = 65_536
-SMALL = 512
-"""Of a longer piece only this much goes byte by byte: a thousand ids would take seconds."""
 
 
 class Fault(Enum):
@@ -46,30 +42,21 @@ class Fault(Enum):
         return self in {Fault.STALL_BEFORE, Fault.STALL_AFTER}
 
 
-@dataclass
-class _Waiting:
-    """A fault that no request has met yet."""
-
-    fault: Fault
-    only: bytes
-    after: int
-
-
 class FaultProxy:
     """Listens on a port of its own and forwards to a unix socket, or to a (host, port).
 
     `met` counts the faults that requests have met so far. Threads may inject, mute and heal at any time.
     """
 
-    def __init__(self, target: str | tuple[str, int], *, byte_by_byte: bool = False) -> None:
-        self.byte_by_byte = byte_by_byte
+    def __init__(self, target: str | tuple[str, int]) -> None:
         self.met: Counter[Fault] = Counter()
         self.connections = self.forgotten = 0
         self.muted = threading.Event()
         self.swallowing = threading.Event()
         self._target = target
         self._refusing = threading.Event()
-        self._faults: deque[_Waiting] = deque()
+        self._faults: deque[tuple[Fault, bytes]] = deque()
+        """Faults that no request has met yet, each with what the request must contain."""
         self._threads: list[threading.Thread] = []
         self._end, self.ended = socket.socketpair()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -91,9 +78,9 @@ class FaultProxy:
         """How many replies were lost with their connection."""
         return self.met[Fault.RESET_AFTER]
 
-    def inject(self, fault: Fault, only: bytes = b"", after: int = 0) -> None:
-        """Inject this fault into the next request that contains `only`, on any connection, after `after` others."""
-        self._faults.append(_Waiting(fault, only, after))
+    def inject(self, fault: Fault, only: bytes = b"") -> None:
+        """Inject this fault into the next request that contains `only`, on any connection."""
+        self._faults.append((fault, only))
 
     def lose_next_reply(self) -> None:
         """Drop the next reply and its connection."""
@@ -124,11 +111,10 @@ class FaultProxy:
     def next_fault(self, request: bytes) -> Fault | None:
         """Return the fault for this request, if any."""
         with contextlib.suppress(IndexError):
-            waiting = self._faults[0]
-            if waiting.only in request:
-                waiting.after -= 1
-                if waiting.after < 0:
-                    return self._faults.popleft().fault
+            fault, only = self._faults[0]
+            if only in request:
+                self._faults.popleft()
+                return fault
         return None
 
     def _accept(self) -> None:
@@ -194,11 +180,11 @@ class _Connection:
         fault = self._proxy.next_fault(data)
         if fault is None or fault.runs:
             self._answering = fault or self._answering
-            self._pass(data, self._server)
+            self._server.sendall(data)
             return True
         self._is_deaf = self._is_dumb = fault is Fault.STALL_BEFORE
         if fault is Fault.HALF_SENT:
-            self._pass(data[: len(data) // 2], self._server)
+            self._server.sendall(data[: len(data) // 2])
         self._proxy.met[fault] += 1
         return self._is_deaf
 
@@ -210,18 +196,13 @@ class _Connection:
             return True
         fault, self._answering = self._answering, None
         if fault is None:
-            self._pass(data, self._client)
+            self._client.sendall(data)
             return True
         self._is_dumb = fault is Fault.STALL_AFTER
         if fault is Fault.HALF_ANSWERED:
-            self._pass(data[: len(data) // 2], self._client)
+            self._client.sendall(data[: len(data) // 2])
         self._proxy.met[fault] += 1
         return self._is_dumb
-
-    def _pass(self, data: bytes, to: socket.socket) -> None:
-        ends = [*range(1, min(SMALL, len(data))), len(data)] if self._proxy.byte_by_byte else [len(data)]
-        for begin, end in pairwise([0, *ends]):
-            to.sendall(data[begin:end])
 
 
 def reset(connection: socket.socket) -> None:

@@ -1,14 +1,22 @@
-"""What the engine does when Redis refuses: its memory is full, it is a replica, or a right is missing."""
+"""What the engine does when Redis refuses: its memory is full, it is a replica, a right is missing, a slot is moved."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
+
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.crc import key_slot
+from redis.retry import Retry
 
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.lines import OneLine, one_line
 from tests.engine.redis_process import RedisProcess, binaries
+from tests.engine.topologies import clustered
 from tools.servers import free_port
 
 pytestmark = pytest.mark.slow
@@ -62,3 +70,27 @@ def test_a_refused_command_is_told_apart_from_a_server_that_is_away(client: redi
         assert not isinstance(refused.value, EngineUnavailable)
         single.execute_command("AUTH", "default", "")
     client.acl_deluser("reader")
+
+
+def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gives_nothing_out() -> None:
+    """A probe fails too; otherwise a worker would alternate between success and failure."""
+    with clustered(replicas=False) as nodes:
+        startup = [ClusterNode("127.0.0.1", node.port) for node in nodes.masters]
+        retry = Retry(NoBackoff(), 1)
+        with closing(
+            RedisCluster(startup_nodes=startup, socket_timeout=5, decode_responses=True, retry=retry)
+        ) as client:
+            queue = one_line(Engine(client, shards=8), "lopsided")
+            queue.ensure([(1, 1)])
+            queue.probe()
+            migration = nodes.migrating(key_slot(queue.entries.encode()))
+            migration.begin()
+            takings: list[Callable[[], object]] = [lambda: queue.reserve(5, 60_000), queue.probe]
+            for take in takings:
+                with pytest.raises(EngineUnavailable, match="a slot of the cluster is being moved"):
+                    take()
+            assert queue.ensure([(1, 0)]) == 1
+            assert migration.move_keys() == 2
+            migration.finish()
+            queue.probe()
+            assert [entry.id for entry in queue.reserve(5, 60_000).entries] == [1]

@@ -65,19 +65,3 @@ def test_a_reply_of_another_form_is_an_error_of_redis(virtual: VirtualQueue, rep
         with pytest.raises(EngineError) as raised:
             use()
         assert not isinstance(raised.value, EngineUnavailable)
-
-
-@pytest.mark.slow
-def test_a_count_that_is_no_number_is_an_error_of_redis(virtual: VirtualQueue) -> None:
-    texts = dict.fromkeys(read_texts(), "return 'x'")
-    engine = Engine(virtual.client, caller=Caller(virtual.client, texts))
-    queue, lease = one_line(engine), lease_of(2**52, ids=[1])
-    for call in (
-        lambda: queue.ensure([(1, 1)]),
-        lambda: queue.acknowledge(lease),
-        lambda: queue.release(lease, [(1, 1)]),
-        lambda: engine.count("brake", 1, 1000),
-    ):
-        with pytest.raises(EngineError):
-            call()
-    engine.apply([Change("default", LINE, 1, 5)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import pytest
 from django.contrib.auth.models import User
@@ -30,16 +29,3 @@ def test_the_mariadb_server_lives_eight_hours_east_of_utc() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW())")
         assert cursor.fetchone()[0] == 8 * 60
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_child_process_sees_the_rows_and_the_prefix_of_its_test(start_command: StartCommand, prefix: str) -> None:
-    User.objects.create(username="witness", date_joined=datetime(2026, 1, 1, tzinfo=UTC))
-    program = (
-        "from django.conf import settings; from django.contrib.auth.models import User;"
-        "print(User.objects.get().username, settings.DELAYQ['PREFIX'])"
-    )
-    child = start_command("shell", "-v0", "-c", program, stdout=subprocess.PIPE)
-    output, _ = child.communicate()
-    assert child.returncode == 0
-    assert output.decode().split() == ["witness", prefix]

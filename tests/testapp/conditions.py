@@ -59,11 +59,6 @@ class WithColumns(models.Manager[Any]):
         return seen
 
 
-class OrderedByOwner(models.Manager[Any]):
-    def get_queryset(self) -> QuerySet[Any]:
-        return super().get_queryset().order_by("owner__name", "pk")
-
-
 class Distinct(models.Manager[Any]):
     def get_queryset(self) -> QuerySet[Any]:
         return super().get_queryset().distinct()
@@ -102,13 +97,6 @@ class ManagedWithCount(Managed):
         base_manager_name = "objects"
 
 
-class ManagedInOrder(Managed):
-    objects = OrderedByOwner()
-
-    class Meta:
-        base_manager_name = "objects"
-
-
 class ManagedDistinct(Managed):
     objects = Distinct()
 
@@ -121,11 +109,6 @@ class ManagedNotHidden(Managed):
 
     class Meta:
         base_manager_name = "objects"
-
-
-class OrderedByMeta(Managed):
-    class Meta:
-        ordering = ("owner__name", "pk")
 
 
 class ManagedChild(ManagedWithOwner):

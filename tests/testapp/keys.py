@@ -27,10 +27,6 @@ class Keyed(models.Model):
         abstract = True
 
 
-class AutoKey(Keyed):
-    id = models.AutoField(primary_key=True)
-
-
 class BigAutoKey(Keyed):
     id = models.BigAutoField(primary_key=True)
 
@@ -93,10 +89,6 @@ class Parent(Keyed):
 
 class SharedChild(Parent):
     extra = models.CharField(max_length=10, default="")
-
-
-class SharedGrandchild(SharedChild):
-    more = models.CharField(max_length=10, default="")
 
 
 class OwnChild(Parent):

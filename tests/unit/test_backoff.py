@@ -1,14 +1,8 @@
-"""Delays between tries, and log lines at both ends of a failure."""
+"""Delays between tries."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
-
-from django_delayq.backoff import Backoff, StateLog
-
-LOGGER = logging.getLogger("django_delayq.worker")
+from django_delayq.backoff import Backoff
 
 
 class Clock:
@@ -31,24 +25,3 @@ def test_the_delay_doubles_up_to_its_limit_and_is_over_after_a_success() -> None
     assert (backoff.seconds_left, backoff.is_failing) == (0, False)
     backoff.failed()
     assert backoff.seconds_left == 1
-
-
-def test_a_failure_is_logged_once_of_each_kind_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "django_delayq")
-    log = StateLog(LOGGER, "away", "back", job="sweep")
-    log.recovered("it works")
-    log.failed("it failed: %s", "refused", kind=OSError)
-    log.failed("it failed: %s", "refused again", kind=OSError)
-    log.failed("it failed: %s", "timeout", kind=TimeoutError, level=logging.ERROR)
-    log.recovered("it works")
-    log.recovered("it works")
-    log.failed("it failed: %s", "timeout", kind=TimeoutError)
-    lines = [(vars(record)["event"], record.levelname, record.getMessage()) for record in caplog.records]
-    assert lines == [
-        ("away", "WARNING", "it failed: refused"),
-        ("away", "ERROR", "it failed: timeout"),
-        ("back", "INFO", "it works"),
-        ("away", "WARNING", "it failed: timeout"),
-    ]
-    assert {vars(record)["job"] for record in caplog.records} == {"sweep"}
-    assert {record.filename for record in caplog.records} == {"test_backoff.py"}, "of the caller, not of the mechanism"

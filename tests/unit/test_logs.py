@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 import sys
 import threading
@@ -169,27 +168,6 @@ def test_lines_are_written_together_soon_and_a_warning_at_once_behind_them() -> 
         handler.handle(record("three"))
         handler.handle(record("four", logging.WARNING))
         assert stream.writes[1:] == ["three\nfour\n"]
-
-
-def test_a_child_writes_its_own_lines_only_and_also_soon() -> None:
-    handler, _ = buffered()
-    receiving, sending = os.pipe()
-    handler.handle(record("of the parent"))
-    child = os.fork()
-    if not child:
-        try:
-            handler.setStream(os.fdopen(sending, "w"))
-            handler.handle(record("of the child"))
-            threading.Event().wait()  # until it is killed
-        finally:
-            os._exit(1)
-    os.close(sending)
-    try:
-        assert os.read(receiving, 100) == b"of the child\n"
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-        os.close(receiving)
 
 
 def test_neither_a_stream_that_is_closed_nor_none_at_all_raises(monkeypatch: pytest.MonkeyPatch) -> None:

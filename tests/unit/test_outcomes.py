@@ -13,7 +13,6 @@ from django_delayq import Fired, GiveUp, Limits, Retry, Skip, Snooze, TimeoutPol
 from django_delayq.models import Timeout
 from django_delayq.policy.steps import Planned
 from django_delayq.rounds.after_attempt import AttemptFacts, Change, TransientFailure, WorkerDied, superseded, values_of
-from django_delayq.rounds.columns import LEASE
 from tests.testapp.models import Order
 
 State = Timeout.State
@@ -134,22 +133,3 @@ def test_a_newer_round_replaces_what_would_be_tried_again(outcome: str) -> None:
 def test_without_its_policy_the_default_retries_apply() -> None:
     found = values_of(None, row(attempts=1), ValueError("no"), NOW, AttemptFacts()).values
     assert (found["state"], found["attempts"]) == (State.PENDING, 1)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "columns"),
-    [
-        ("fired", {"reason": "done"}),
-        ("skips", {"reason": "no"}),
-        ("gives up", {"reason": "no"}),
-        ("snoozes", {"ready_at": NOW + 5 * MINUTE, "snoozes": 2, "is_requested": False}),
-        ("fails", {"first_failed_at": NOW, "last_failed_at": NOW}),
-        ("died", {"deaths": 1}),
-        ("transient", {}),
-    ],
-)
-def test_an_outcome_writes_these_columns_and_no_others(outcome: str, columns: dict[str, Any]) -> None:
-    found = change(row(), outcome).values
-    always = {"state", "cause", "settled_at", "slot_taken", "attempts", "run_at", "history"}
-    others = {name: value for name, value in found.items() if name not in always | LEASE.keys()}
-    assert others == columns

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from datetime import timedelta
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -58,10 +57,3 @@ def test_a_slot_is_found_within_a_second_wherever_the_clock_was_set(free_in: flo
     assert len(slots) <= count
     assert all(soonest <= slot <= AHEAD_SECONDS for slot in slots)
     assert slots or 0.5 < free_in < 1.5, "it would never fire"
-
-
-def test_a_batch_counts_each_of_its_objects() -> None:
-    spacing = Spacing.of(Rate(20), together=15)
-    assert spacing.size == 10
-    assert spacing.interval == pytest.approx(1.0625 / 2)
-    assert spacing.slots(0.0, 0.0, 13) == [0.0] * 10 + [spacing.interval] * 3

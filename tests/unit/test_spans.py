@@ -1,8 +1,9 @@
-"""Spans: what each of them ends at, how they are read, moved and displayed."""
+"""Spans: what each of them ends at, how they are read, moved and displayed, and what they refuse."""
 
 from __future__ import annotations
 
 import calendar as months
+import sys
 from datetime import UTC, date, datetime, time, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +17,19 @@ from hypothesis import strategies as st
 from pytest_django import Settings
 
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.times import lengths
+from django_delayq.times import lengths, spans
 from django_delayq.times.calendars import WorkingHours, instant_of
 from django_delayq.times.lengths import OwnTime, as_length, end_of, resized
 from django_delayq.times.spans import Length, Wall, Working
 from tests.support.examples import examples
 from tests.unit.minutes import MIDDLES, MINUTE, Case, Count, cases
-from tests.unit.spans import Answers, ticket
 
 BERLIN = ZoneInfo("Europe/Berlin")
+NEVER = WorkingHours("UTC", {"mon": "09:00-17:00"}, holidays=lambda day: True)
 OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")}, holidays={date(2026, 12, 25)})
 THURSDAY = datetime(2026, 11, 5, 15, 0, tzinfo=BERLIN)
 SPAN_OF_A_WEEK = timedelta(days=7)
-many = examples(60)
+many = examples(40)
 
 
 def read(moment: datetime | None) -> str:
@@ -42,6 +43,24 @@ def elapsed(length: Length, start: datetime, end: datetime, obj: Any) -> timedel
     return OwnTime(length, obj).elapsed(start, end)
 
 
+def ticket(**team: Any) -> SimpleNamespace:
+    """An object for the tests of spans."""
+    return SimpleNamespace(team=SimpleNamespace(**team))
+
+
+class Answers:
+    """A span that returns what it is given."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def end(self, since: datetime | date, obj: Any) -> Any:
+        return self.answer
+
+    def __str__(self) -> str:
+        return "a broken span"
+
+
 class UntilNewYear:
     """A span that is not built in."""
 
@@ -50,11 +69,6 @@ class UntilNewYear:
 
     def __str__(self) -> str:
         return "until New Year"
-
-
-class OfficeSpan(UntilNewYear):
-    def calendar_of(self, obj: Any) -> WorkingHours:
-        return OFFICE
 
 
 # Examples
@@ -81,20 +95,6 @@ class OfficeSpan(UntilNewYear):
 def test_the_end_of_a_length_that_begins_on_a_thursday_at_three(length: Length, end: str) -> None:
     assert read(end_of(length, THURSDAY, None)) == end
     assert read(end_of(length, THURSDAY.astimezone(UTC), None)) == end
-
-
-@pytest.mark.parametrize(
-    ("length", "end"),
-    [
-        (Wall(months=-1, at="08:00", zone="Europe/Berlin"), "Mon 05 Oct 2026 08:00"),
-        (Working(days=3, at="09:00", calendar=OFFICE), "Tue 10 Nov 2026 09:00"),
-        (Working(hours=4, calendar=OFFICE), "Thu 05 Nov 2026 13:30"),  # from the opening of that date
-        (as_length(relativedelta(days=1, hour=9, minute=0), "after"), "Fri 06 Nov 2026 13:00"),  # in TIME_ZONE
-    ],
-    ids=str,
-)
-def test_the_end_of_a_length_that_begins_on_a_date(length: Length, end: str) -> None:
-    assert read(end_of(length, date(2026, 11, 5), None)) == end
 
 
 # What differs from object to object
@@ -210,19 +210,6 @@ def test_working_days_end_at_the_wall_time_of_their_day(case: Case, n: int, at: 
 # The time that counts: for clocks that are stopped and continue
 
 
-def test_only_calendars_have_a_time_of_their_own() -> None:
-    monday = THURSDAY + timedelta(days=4)
-    day = timedelta(days=1)
-    for length in (timedelta(hours=1), Wall(days=1), UntilNewYear(), as_length(relativedelta(days=1), "after")):
-        assert elapsed(length, THURSDAY, monday, None) == 4 * day
-        assert elapsed(length, monday, THURSDAY, None) == -4 * day
-        assert OwnTime(length).forward(THURSDAY, 4 * day) == monday
-    for length in (Working(hours=1, calendar=OFFICE), Working(days=1, calendar=OFFICE), OfficeSpan()):
-        assert elapsed(length, THURSDAY, monday, None) == timedelta(hours=2 + 7.5 + 5.5)
-        assert elapsed(length, monday, THURSDAY, None) == -timedelta(hours=2 + 7.5 + 5.5)
-        assert OwnTime(length).forward(THURSDAY, timedelta(hours=2 + 7.5 + 5.5)) == monday
-
-
 def test_a_clock_does_not_continue_beyond_the_supported_years() -> None:
     rare = WorkingHours("UTC", {"mon": "09:00-09:01"})  # a minute a week
     for length, by in (
@@ -332,3 +319,114 @@ def test_without_use_tz_datetimes_are_naive_in_the_setting_time_zone(settings: S
     assert end_of(Wall(at="18:00"), date(2026, 11, 5), None) == datetime(2026, 11, 5, 18)  # noqa: DTZ001
     with pytest.raises(InvalidDelay, match="The end of 'until New Year' is an aware datetime"):
         end_of(UntilNewYear(), since, None)
+
+
+# What they refuse when they are declared, and what has no end when it is used
+
+
+@pytest.mark.parametrize("length", [Working(hours=1, calendar=NEVER), Working(days=1, calendar=NEVER)], ids=str)
+def test_a_calendar_that_never_opens_is_refused_at_use(length: Length) -> None:
+    with pytest.raises(InvalidDelay, match="mon 09:00-17:00, UTC is closed for 366 days"):
+        end_of(length, THURSDAY, None)
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        timedelta(days=40_000),
+        Wall(years=100),
+        Wall(years=-138, months=-1600, weeks=-7000, days=-50_000),
+        Working(days=40_000, calendar=OFFICE),
+        Working(hours=300_000, calendar=OFFICE),
+        as_length(relativedelta(years=7999), "after"),
+    ],
+    ids=str,
+)
+def test_an_end_beyond_the_supported_years_is_none(length: Length) -> None:
+    since = datetime(2020, 6, 1, tzinfo=UTC)
+    found = end_of(length, since, None)
+    assert found is None or found.year < 1970
+    if not lengths.is_negative(length):
+        assert found is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (datetime(2027, 1, 1), "The end of 'a broken span' is a naive datetime"),  # noqa: DTZ001
+        (date(2027, 1, 1), "The end of 'a broken span' must be a datetime, not date"),
+        (5, "The end of 'a broken span' must be a datetime, not int"),
+    ],
+)
+def test_a_span_that_returns_something_else_is_refused(answer: Any, message: str) -> None:
+    with pytest.raises(InvalidDelay, match=message):
+        end_of(Answers(answer), THURSDAY, None)
+
+
+@pytest.mark.parametrize(
+    "length", [Wall(days=1), Working(days=1, calendar=OFFICE), as_length(relativedelta(days=1), "x")]
+)
+def test_a_length_without_a_time_of_day_does_not_count_from_a_date(length: Length) -> None:
+    with pytest.raises(InvalidDelay, match='2026-11-05 is a date: add at="HH:MM"'):
+        end_of(length, date(2026, 11, 5), None)
+
+
+def test_an_object_with_something_else_than_a_calendar_or_zone_is_refused() -> None:
+    with pytest.raises(
+        InvalidDelay, match="The calendar of '1 working hour, team__calendar' is 'mon-fri', which lacks"
+    ):
+        end_of(Working(hours=1, calendar="team__calendar"), THURSDAY, ticket(calendar="mon-fri"))
+    for zone in ("Mars/Olympus", 5, timedelta(1)):
+        with pytest.raises(InvalidDelay, match="The zone of 'at 08:00, team__zone' is wrong:"):
+            end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket(zone=zone))
+    with pytest.raises(AttributeError, match="'types.SimpleNamespace' object has no attribute 'zone'"):
+        end_of(Wall(at="08:00", zone="team__zone"), THURSDAY, ticket())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, TypeError, "takes hours and minutes, or days"),
+        ({"hours": 1, "days": 1}, TypeError, "24 open hours are three days"),
+        ({"hours": 1, "at": "09:00"}, TypeError, "only together with days"),
+        ({"hours": True}, TypeError, "hours must be a number, not True"),
+        ({"days": 1.5}, TypeError, r"days must be an int, not 1\.5"),
+        ({"days": 1, "at": time(9, tzinfo=UTC)}, TypeError, "or a datetime.time without a zone, not datetime.time"),
+        ({"hours": 1, "calendar": WorkingHours}, TypeError, "calendar must be a Calendar"),
+        ({"hours": float("nan")}, ValueError, "hours=nan leads beyond the supported years"),
+        ({"days": 10**400}, ValueError, "leads beyond the supported years"),
+        ({"days": 1, "at": "25:00"}, ValueError, "at='25:00' is not a time of day"),
+        ({"hours": 1, "calendar": "team.calendar"}, ValueError, 'nor a path such as "team__calendar"'),
+    ],
+)
+def test_working_refuses_what_makes_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Working(**{"calendar": OFFICE, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "needs years, months, weeks, days or at"),
+        ({"months": "1"}, ValueError, "months='1' is neither a number nor a path"),
+        ({"months": True}, TypeError, "months must be an int"),
+        ({"years": 200}, ValueError, "years=200 leads beyond the supported years"),
+        ({"days": 1, "zone": "Europe/Berln"}, ValueError, "zone='Europe/Berln' is neither an IANA name"),
+        ({"days": 1, "zone": ZoneInfo}, TypeError, "zone must be an IANA name"),
+    ],
+)
+def test_wall_refuses_what_makes_no_sense(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Wall(**arguments)
+
+
+def test_months_and_years_need_dateutil_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dateutil.relativedelta", None)
+    spans._relativedelta.cache_clear()
+    for call in (lambda: Wall(months=1), lambda: Wall(years=-1)):
+        with pytest.raises(ImportError, match=r"needs python-dateutil: pip install django-delayq\[calendars\]"):
+            call()
+    assert end_of(Wall(weeks=1, days=1), THURSDAY, None) == THURSDAY + timedelta(days=8)
+    assert end_of(Working(hours=1, calendar=OFFICE), THURSDAY, None) == THURSDAY + timedelta(hours=1)
+    with pytest.raises(InvalidDelay, match="after must be a timedelta"):
+        as_length(relativedelta(months=1), "after")

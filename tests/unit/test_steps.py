@@ -28,7 +28,7 @@ from tests.support.examples import examples
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-many = examples(80)
+many = examples(50)
 
 
 def nothing(_obj: Any, _timeout: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import guarantees, suite
+from tools import suite
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,24 +68,15 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, *, steady: bo
 
 
 @pytest.mark.slow
-def test_a_few_tests_that_fail_once_pass_and_are_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("count", "steady", "code"), [(suite.UNSTEADY_LIMIT, True, 0), (suite.UNSTEADY_LIMIT + 1, True, 1), (1, False, 1)]
+)
+def test_a_few_tests_that_fail_once_are_named_and_neither_many_nor_one_that_lasts_are_forgiven(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, steady: bool, code: int
 ) -> None:
-    assert run(folder, monkeypatch, suite.UNSTEADY_LIMIT) == 0
-    names = [f"some-0: tests/test_some.py::test_unsteady[{number}]" for number in range(suite.UNSTEADY_LIMIT)]
-    assert suite.UNSTEADY.read_text().splitlines() == names
-    assert f"UNSTEADY  {names[0]}: failed, then passed alone" in capfd.readouterr().out
-    results = guarantees.read_results(suite.RESULTS)
-    assert results["tests/test_some.py::test_unsteady"]["some"] == {"passed": suite.UNSTEADY_LIMIT}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "steady"), [(suite.UNSTEADY_LIMIT + 1, True), (1, False)])
-def test_neither_many_failures_nor_one_that_lasts_are_forgiven(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, steady: bool
-) -> None:
-    assert run(folder, monkeypatch, count, steady=steady) == 1
-    assert not suite.UNSTEADY.exists()
+    assert run(folder, monkeypatch, count, steady=steady) == code
+    names = [f"some-0: tests/test_some.py::test_unsteady[{number}]" for number in range(count)]
+    assert (suite.UNSTEADY.read_text().splitlines() if suite.UNSTEADY.exists() else []) == ([] if code else names)
 
 
 def test_every_place_that_the_suite_names_exists() -> None:

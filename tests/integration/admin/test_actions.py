@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
 from django_delayq.admin import actions
 from django_delayq.admin.pages import TimeoutAdmin
 from django_delayq.models import Timeout
@@ -140,40 +138,12 @@ def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> No
     assert LogEntry.objects.get().object_id == str(pending.pk)
 
 
-def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> None:
-    (pending,), (dead,) = make(), make("dead")
-    every = staff("view_timeout", *(f"{operation}_timeout" for operation in OPERATIONS))
-
-    def offered(client: Client, row: Timeout) -> set[str]:
-        page = source(client, reverse(DETAIL, args=[row.pk]))
-        return {operation for operation in OPERATIONS if f"{address(operation)}?ids={row.pk}" in page}
-
-    assert offered(every, pending) == {"cancel", "fire", "postpone"}
-    assert offered(every, dead) == {"cancel", "retry", "refire", "erase"}
-    assert offered(staff("view_timeout", "fire_timeout"), pending) == {"fire"}
-    assert offered(staff("view_timeout"), pending) == set()
-
-
 def test_after_the_deed_the_visitor_is_back_where_he_came_from_but_never_elsewhere(admin_client: Client) -> None:
     rows = make(count=2)
     here = reverse(DETAIL, args=[rows[0].pk])
     assert do(admin_client, "cancel", rows[:1], back=here, reason="<script>alert(1)</script>").url == here
     assert "&lt;script&gt;alert(1)" in (page := source(admin_client, here)) and "<script>alert" not in page
     assert do(admin_client, "cancel", rows[1:], back="https://evil.example/").url == reverse(LIST)
-
-
-def test_a_button_names_its_action_and_object_and_required_fields_are_marked(admin_client: Client) -> None:
-    rows = make(count=3)
-    for where, said in (
-        (f"{address('cancel')}?ids={rows[0].pk}", "Cancel the timeout"),
-        (f"{address('cancel')}?ids={ids_of(rows)}", "Cancel 3 timeouts"),
-        (reverse(OPERATE, args=[UNPAID, "pause"]), "Pause the policy"),
-    ):
-        assert f'value="{said}"' in source(admin_client, where)
-    page = source(admin_client, f"{address('postpone')}?ids={rows[0].pk}")
-    labels = re.findall(r'(?s)<label for="id_(\w+)"[^>]*>(.*?)</label>', page)
-    assert [name for name, text in labels if "(required)" in text] == ["reason"]
-    assert {name for name, _ in labels} == {"amount", "unit", "at", "reason"}
 
 
 @pytest.mark.parametrize(
@@ -219,18 +189,6 @@ def test_the_pages_show_policy_object_state_deadline_key_and_story(viewer: Clien
     for text in ("scheduled", "extended", "asked for it", f"It is due at {due} unless", "&lt;b&gt;on request"):
         assert text in page
     assert f"order {row.object_id}" in page and "/testapp/order/" not in page, "no admin shows this project's orders"
-
-
-def test_the_story_says_how_late_or_early_it_fired_and_names_the_new_round(viewer: Client, row: Timeout) -> None:
-    for seconds, lateness in ((1.5, "1.5 s after the deadline"), (-1.5, "1.5 s before the deadline")):
-        settled_at = row.due_at + timedelta(seconds=seconds)
-        Timeout.objects.update(state="fired", cause="due", settled_at=settled_at, slot_taken=None)
-        page = detail(viewer, row)
-        assert lateness in page and "-1.5 s" not in page
-    operations.refire(Timeout.objects.get(), by="admin:ann")
-    new = Timeout.objects.get(state="pending")
-    assert f"fired again by the new round {new.pk}" in detail(viewer, row)
-    assert f"repeats the round {row.pk}" in detail(viewer, new)
 
 
 def test_only_who_may_view_sees_the_pages_and_nobody_changes_rows(

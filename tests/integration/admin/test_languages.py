@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone, translation
+from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
@@ -19,10 +17,10 @@ from django_delayq.models import Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.rounds.memory import BRAKED, SINCE_CHANGED
 from django_delayq.scheduling.story import EVENT_LABELS
-from tests.integration.admin.conftest import Staff, words
+from tests.integration.admin.conftest import Staff
 from tests.integration.admin.places import DETAIL, LIST, OPERATE, OPERATION, POLICIES, REMIND, SELECTED, UNPAID
 from tests.pseudo import english_in, speak_it, words_of
-from tests.support.typed import Log, Patch
+from tests.support.typed import Patch
 from tests.testapp.models import Order
 from tests.testapp.timeouts import remind
 
@@ -145,18 +143,3 @@ def test_where_nothing_is_translated_the_words_are_found(visitor: Client, rows: 
     for address in (reverse(LIST), reverse(DETAIL, args=[rows[0].pk]), reverse(POLICIES)):
         found = left_in_english(visitor.get(address))
         assert {"Home", "Timeouts"} <= set(found) and "remind" not in found, (address, found)
-
-
-def test_an_operation_is_told_in_the_language_of_its_reader_and_logged_in_english(
-    visitor: Client, settings: Any, caplog: Log, django_capture_on_commit_callbacks: Callable[..., Any]
-) -> None:
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
-    german, hold, asked = {"accept-language": "de"}, reverse(OPERATE, args=[UNPAID, "hold"]), {"reason": "storm"}
-    logs = caplog.at_level(logging.INFO, "django_delayq.operations")
-    with translation.override("de"), logs, django_capture_on_commit_callbacks(execute=True):
-        visitor.post(hold, {**asked, "confirmed": "yes"}, headers=german)
-        refused = words(visitor.post(hold.replace("hold", "pause"), {**asked, "confirmed": "yes"}, headers=german))
-        page = words(visitor.get(reverse(DETAIL, args=[Timeout.objects.earliest("id").pk]), headers=german))
-    assert f"{UNPAID} ist eingefroren: Setzen Sie die Regel zuerst fort." in refused
-    assert "verlängert" in page and "von Hand" in page
-    assert f"{UNPAID} by admin:STAFF: held storm" in caplog.messages

@@ -130,20 +130,6 @@ def test_a_change_that_nobody_carries_on_is_found_and_its_hint_ends_no_pause(mon
     assert "delayq_resume" not in says("changes", ERROR, "delayq_worker")
 
 
-def test_the_capacity_is_estimated_from_the_busiest_minute_and_the_running_workers() -> None:
-    assert worst("capacity") == (INFO, "0 timeouts are due in the next hour, at most 0 in a minute. None")
-    a_worker(), a_worker(concurrency=1)
-    soon, late = timezone.now() + timedelta(minutes=5, seconds=30), timezone.now() + timedelta(minutes=30)
-    for run_at in (soon, soon, late, timezone.now() + 2 * HOUR, timezone.now() - HOUR):
-        as_if(pending(Order.objects.create()), "pending", run_at=run_at)
-    words = worst("capacity")[1]
-    assert "3 timeouts are due in the next hour, at most 2 in a minute." in words
-    assert f"about {doctor.CAPACITY['firings_per_second_two_processes']} a second" in words
-    assert "up to 11 database connections" in words
-    assert "at most 5 rows, about 0.0 MB" in worst("capacity.storage")[1]
-    assert not [finding for finding in examine(quick=True) if finding.id and finding.id.startswith("capacity")]
-
-
 def test_the_constants_of_the_capacity_are_those_of_the_latest_benchmark_within_a_factor_of_three() -> None:
     measured = json.loads((ROOT / "benchmarks" / "results.json").read_text())["capacity"]
     off = {name: (value, measured[name]) for name, value in doctor.CAPACITY.items() if name in measured}

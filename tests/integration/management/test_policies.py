@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db.models import Q
 from django.utils import timezone
 
-from django_delayq import Late, get_policies, operations
+from django_delayq import Late, operations
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.integration.management.conftest import CLI, LINGER, REMIND, UNPAID, Do, Terminal, Types, stop_of
@@ -28,25 +28,6 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 def stops() -> dict[str, tuple[str, bool]]:
     """Return the stop of each policy, and whether it has an end."""
     return {each.label: (each.stop, each.until is not None) for each in controls.policy_states("default")}
-
-
-def test_a_stop_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
-    pending(Order.objects.create())
-    said = do("delayq_pause", REMIND, LINGER, "--until", "2h", "--reason", "outage").out
-    assert f"{REMIND} (was running; 1 pending): paused until 20" in said
-    until = PolicyControl.objects.get(policy=REMIND).until
-    assert "nothing to change" in do("delayq_pause", REMIND).out
-    assert PolicyControl.objects.get(policy=REMIND).until == until
-    said = do("delayq_pause", REMIND, "--reason", "still down").out
-    assert "(was paused until 20" in said and ": outage; 1 pending): paused until 20" in said
-    assert said.rstrip().endswith(": still down")
-    assert do("delayq_hold", REMIND, "--until", "never").out.rstrip().endswith("): held: still down")
-    assert PolicyControl.objects.get(policy=REMIND).until is None
-    assert "(was held: still down; 1 pending): running" in do("delayq_resume", REMIND, "--no-shift").out
-    assert (stop_of(REMIND), stop_of(LINGER)) == ("", "paused")
-    PolicyControl.objects.update(reason="\x1b[2J\x1b[Houtage\nall is well")  # from the admin
-    out = do("delayq_resume", LINGER, "--dry-run").out
-    assert "outage all is well" in out and "\x1b" not in out and out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -88,15 +69,6 @@ def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Types) -> No
     assert "11 moved, 0 left unchanged" in do("delayq_resume", "--all", "--yes").out
     assert Timeout.objects.get(pk=rows[0].pk).due_at >= rows[0].due_at + HOUR
     assert stop_of(LINGER) == ""
-
-
-def test_everything_stops_for_an_hour(do: Do) -> None:
-    said = do("delayq_pause", "--all", "--until", "1h", "--reason", "the database moves").out
-    assert len(said.splitlines()) == len(get_policies())
-    assert set(stops().values()) == {("paused", True)}
-    assert f"{REMIND} until 20" in do("delayq_status").out
-    assert do("delayq_resume", "--all", "--reason", "it is back").out.count(": running") == len(get_policies())
-    assert set(stops().values()) == {("", False)}
 
 
 def test_one_policy_that_refuses_does_not_keep_the_others_running(do: Do) -> None:

@@ -70,20 +70,6 @@ def test_the_status_says_how_things_stand(do: Do) -> None:
     assert (seen["pending"]["value"], seen["redis"]["is_configured"], len(seen["workers"])) == (2, False, 1)
 
 
-@without_redis
-def test_failing_timeouts_are_counted_and_listed_with_their_last_error(do: Do) -> None:
-    error = {"at": timezone.now().isoformat(), "what": "failed", "error": "SMTPError", "message": "421"}
-    failing = [pending(Order.objects.create(), minutes=30) for _ in range(2)]
-    Timeout.objects.update(attempts=2, history=[error])
-    pending(Order.objects.create(), "linger"), dead(Order.objects.create())
-    assert "failing   2\n" in do("delayq_status").out
-    head, *lines = do("delayq_list").out.splitlines()
-    assert [line[head.index("last error") :].strip() for line in lines] == ["SMTPError: 421"] * 2 + [""]
-    assert all("pending, failing" in line for line in lines[:2])
-    told = json.loads(do("delayq_list", "--failing", "--json").out)
-    assert {(each["id"], each["last_error"]) for each in told} == {(row.pk, "SMTPError: 421") for row in failing}
-
-
 def test_the_reports_show_delays_stops_and_guards_in_force(do: Do, declare: Any) -> None:
     rate = Rate(20, per=timedelta(seconds=1), by="status")
     limits = Limits(run=timedelta(seconds=30), rate=rate, snoozes=2, total=timedelta(1))
@@ -154,14 +140,6 @@ def test_the_watched_status_outlives_its_database(monkeypatch: Patch, options: l
 
 
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_delayq" and name != "delayq_worker")
-
-
-@without_redis
-def test_reports_are_coloured_if_that_is_wanted(do: Do) -> None:
-    dead(Order.objects.create())
-    assert "dead      \x1b[33;1m1\x1b[0m" in do("delayq_status", "--force-color").out
-    for options in ((), ("--no-color",)):
-        assert "\x1b" not in do("delayq_status", *options).out + do("delayq_list", "--all", *options).out
 
 
 def test_progress_is_erased_is_not_an_error_and_counts_all_pages(monkeypatch: Patch) -> None:

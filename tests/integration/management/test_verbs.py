@@ -143,20 +143,6 @@ def test_the_list_shows_the_next_first_and_says_that_there_is_more_and_why_nothi
     assert "fires nothing" not in do("delayq_list", "--state", "fired").out
 
 
-def test_the_list_as_json_has_every_public_column(do: Do) -> None:
-    row = pending(Order.objects.create(), hours=1, key="part", payload={"parcel": [7]}, reason="a test")
-    as_if(row, "cancelled", "hand", settled_at=row.created_at, since_at=row.due_at, extensions=2, attempts=1)
-    (shown,) = json.loads(do("delayq_list", "--id", str(row.pk), "--json").out)
-    row.refresh_from_db()
-    public = {field.name for field in row._meta.fields if field.editable or field.name == "idempotency_key"}
-    expected = {name: getattr(row, name) for name in public - {"content_type", "history"}}
-    expected |= {"model": "testapp.order", "failing": False, "last_error": "", "erased_at": None}
-    expected |= {"is_computed": False, "keeps_deadline": False}
-    assert shown == {name: getattr(value, "isoformat", lambda v=value: v)() for name, value in expected.items()}
-    Timeout.objects.update(content_type=10_000)
-    assert [each["model"] for each in json.loads(do("delayq_list", "--id", str(row.pk), "--json").out)] == [None]
-
-
 @pytest.mark.django_db
 def test_a_worker_in_a_transaction_says_why_it_would_fire_nothing(do: Do, order: Order) -> None:
     schedule_timeout(order, "remind", seconds=0)

@@ -23,8 +23,8 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db(transaction=True)
 DEADLINE = utc(2026, 5, 10, 12)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-KINDS = pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}])
 BY: dict[str, Any] = {"by": "test"}
+UNSHIFTED = {**BY, "shift": False}
 
 
 def at(hours: float) -> Any:
@@ -66,16 +66,15 @@ def measured(policy: dq.TimeoutPolicy[Any], row: Timeout, fires: float, caplog: 
     return [round((each or 0) / 3600, 1) for each in found]
 
 
-@KINDS
 @pytest.mark.parametrize(
-    "changes",
+    ("options", "changes"),
     [
-        [(-1, pause, until(1)), (1.5, 0.5)],
-        [(1, pause, BY), (3, resume, BY), (3.5, 0.5)],
-        [(-1, pause, until(1)), (0, pause, until(2)), (1.5, hold, BY), (2.5, resume, {**BY, "shift": False}), (3, 0.5)],
-        [(-1, pause, until(1)), (1.25, late, {**BY, "after": DAY}), (1.5, 0.5)],
-        [(-1, pause, until(1)), (1.25, pause, BY), (2, resume, BY), (2.5, 0.5)],
-        [(-3, pause, BY), (-1, resume, BY), (2, 2)],
+        *((options, [(-1, pause, until(1)), (1.5, 0.5)]) for options in ({}, {"atomic": False}, {"batch": 5})),
+        ({}, [(1, pause, BY), (3, resume, BY), (3.5, 0.5)]),
+        ({}, [(-1, pause, until(1)), (0, pause, until(2)), (1.5, hold, BY), (2.5, resume, UNSHIFTED), (3, 0.5)]),
+        ({}, [(-1, pause, until(1)), (1.25, late, {**BY, "after": DAY}), (1.5, 0.5)]),
+        ({}, [(-1, pause, until(1)), (1.25, pause, BY), (2, resume, BY), (2.5, 0.5)]),
+        ({}, [(-3, pause, BY), (-1, resume, BY), (2, 2)]),
     ],
 )
 def test_lateness_counts_from_the_end_of_the_last_stop(

@@ -1,10 +1,12 @@
-"""Reports equal a plain recount, before and after rounds are rolled up and pruned."""
+"""Reports equal a plain recount, before and after rounds are rolled up and pruned, whatever is kept for how long."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import random
+from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -26,8 +28,7 @@ from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ZONE = "America/Sao_Paulo"
-LABEL, FORMER = "testapp.order.told", "testapp.order.told_before"
+LABEL, FORMER, OTHER = "testapp.order.told", "testapp.order.told_before", "testapp.order.other"
 NOW = utc(2026, 5, 10, 15, 30)
 FIRST = date(2025, 12, 1)
 DAYS = 150
@@ -39,17 +40,14 @@ def policy(declare: Declare) -> TimeoutPolicy[Any]:
     return declare(Order, name="told", aliases=["told_before"], since="created_at", when=Q(), after=timedelta(hours=1))
 
 
-@pytest.mark.parametrize("zone", ["America/Havana", "Pacific/Auckland"])
-def test_reports_equal_a_recount_before_and_after_pruning(
-    policy: TimeoutPolicy[Any], settings: Settings, zone: str
-) -> None:
-    settings.TIME_ZONE = zone
-    rows = random_rows(1_500, NOW, DAYS, [LABEL, FORMER, "testapp.order.other"])
+def test_reports_equal_a_recount_before_and_after_pruning(policy: TimeoutPolicy[Any], settings: Settings) -> None:
+    settings.TIME_ZONE = zone = "America/Havana"
+    rows = random_rows(1_500, NOW, DAYS, [LABEL, FORMER, OTHER])
     Timeout.objects.bulk_create(rows, batch_size=500)
-    own = [row for row in rows if row.policy != "testapp.order.other"]
+    own = [row for row in rows if row.policy != OTHER]
     by_day = recount(own, lambda row: str(local_day(row.settled_at, zone)))
     by_month = recount(own, lambda row: f"{local_day(row.settled_at, zone):%Y-%m}")
-    by_policy = recount(rows, lambda row: "testapp.order.other" if row.policy.endswith("other") else LABEL)
+    by_policy = recount(rows, lambda row: OTHER if row.policy == OTHER else LABEL)
 
     def reports() -> list[Any]:
         return [
@@ -83,6 +81,45 @@ def test_reports_equal_a_recount_before_and_after_pruning(
 
 def replaced(report: Any) -> Any:
     return report.lines, report.total
+
+
+@pytest.mark.parametrize(("zone", "short"), [("America/Sao_Paulo", timedelta(days=2)), ("UTC", timedelta(hours=5))])
+def test_three_retentions_equal_a_recount_after_each_pass(
+    declare: Declare, settings: Settings, zone: str, short: timedelta
+) -> None:
+    settings.TIME_ZONE = zone
+    declare(Order, name="short", retention=short)
+    declare(Order, name="long", retention=timedelta(days=90))
+    rows = random_rows(2_000, NOW, 120, ["testapp.order.short", "testapp.order.long", OTHER])
+    draw = random.Random(4)
+    for row in rows:  # some are kept for longer than the retention of their policy: they close their round
+        row.first_due_at = row.first_due_at if draw.random() < 0.9 else row.due_at + timedelta(days=20)
+    Timeout.objects.bulk_create(rows, batch_size=500)
+    by_policy = recount(rows, lambda row: row.policy)
+    by_day = {label: recount([row for row in rows if row.policy == label], of_day(zone)) for label in by_policy}
+    is_pruned, left = False, len(rows)
+    # Passes without and with the count of each minute before, hours, days and months apart.
+    passes = ((0, False), (1, True), (2, False), (9, True), (26, False), (24 * 31, True), (9999, True))
+    for passed, is_counted in passes:
+        with clock.set_to(NOW + timedelta(hours=passed)):
+            if is_counted:
+                roll_up("default")
+            deleted = prune("default")
+            is_pruned, left = is_pruned or bool(deleted), left - deleted
+            assert Timeout.objects.count() == left
+            for line in policy_report(by="policy", first=date(2025, 11, 1)).lines:
+                assert_equals(line, by_policy[line.name])
+            for label, expected in by_day.items():
+                lines = policy_report(label, first=date(2025, 11, 1)).lines
+                assert [line.name for line in lines] == sorted(expected)
+                for line in lines:
+                    assert_equals(line, expected[line.name])
+    assert is_pruned
+    assert left == 0
+
+
+def of_day(zone: str) -> Callable[[Timeout], str]:
+    return lambda row: str(local_day(row.settled_at, zone))
 
 
 @pytest.mark.parametrize("use_tz", [True, False])

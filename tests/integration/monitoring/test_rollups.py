@@ -107,24 +107,6 @@ def test_a_row_that_was_committed_hours_late_is_counted_when_its_day_is_over(pol
         assert stored() == [(date(2026, 5, 10), 2, 0), (date(2026, 5, 11), 1, 0)]
 
 
-@pytest.mark.parametrize("is_counted", [True, False])
-def test_each_deleted_row_counts_whether_it_was_counted_before_or_not(
-    policy: TimeoutPolicy[Any], is_counted: bool
-) -> None:
-    settle(NOON)
-    with clock.set_to(NOON + 2 * DAY):
-        if is_counted:
-            roll_up("default")
-    settle(NOON + MINUTE)
-    with clock.set_to(NOON + 40 * DAY):
-        assert prune("default") == 2
-        assert stored(is_deleted=True) == [(date(2026, 5, 10), 2, 0)]
-        assert rounds(policy) == 2
-        assert prune("default") == 0
-        roll_up("default")
-        assert stored() == [(date(2026, 5, 10), 2, 0)]
-
-
 def test_a_count_during_which_rows_are_deleted_or_retried_is_dropped(declare: Declare) -> None:
     policy = declare(Order, name="told")
     with clock.set_to(NOON):
@@ -174,6 +156,24 @@ def test_a_dead_row_that_is_retried_or_cancelled_leaves_its_day(declare: Declare
         fire_due(policy)
         total = policy_report(policy, first=date(2026, 5, 1)).total
         assert (total.rounds, total.dead) == (len(rows), 0)
+
+
+def test_a_dead_row_that_was_committed_after_the_last_count_is_not_taken_off(declare: Declare) -> None:
+    declare(Order, name="short", retention=HOUR)
+    policy = declare(Order, name="told")
+    with clock.set_to(NOON):
+        first, second = dead_rows(2, policy)
+    settled_row(NOON, label="testapp.order.short").save()
+    late = Timeout.objects.filter(pk=second.pk)
+    late.update(settled_at=NOON + 5 * HOUR)
+    with clock.set_to(NOON + 2 * HOUR):
+        assert prune("default") == 1
+    late.update(settled_at=NOON)
+    with clock.set_to(NOON + 3 * HOUR):
+        operations.retry(Timeout.objects.filter(pk__in=[first.pk, second.pk]), by="test")
+        assert rounds(policy) == 0
+        fire_due(policy)
+        assert rounds(policy) == 2
 
 
 def count_too() -> Callable[[], object]:

@@ -17,8 +17,6 @@ from django.db.models import Q
 from django_delayq import (
     InvalidDelay,
     TimeoutPolicy,
-    Working,
-    WorkingHours,
     clock,
     extend_timeout,
     hold_timeout,
@@ -36,7 +34,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LABEL = "testapp.order.late_payer"
 MONDAY = datetime(2026, 5, 4, 8, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-OFFICE = WorkingHours("Europe/Berlin", {"mon-fri": ("09:00-12:30", "13:00-17:00")})
 
 
 @dataclass
@@ -138,16 +135,6 @@ def test_it_equals_living_the_same_days_again_with_four_other_limits(shop: Shop)
             assert answer.would_fire <= again <= answer.would_fire_at_most
             assert not answer.is_exact
             assert again < fired
-
-
-def test_spans_count_in_the_calendar_that_the_policy_declares(shop: Shop) -> None:
-    seen = visits(30, seed=5)
-    live(shop(Working(hours=2, calendar=OFFICE)), seen)
-    answer = asked(shop(Working(hours=2, calendar=OFFICE)), 15 * MINUTE)
-    assert str(answer.after).startswith("0.25 working hours") or "working" in str(answer.after)
-    again = live(shop(Working(minutes=15, calendar=OFFICE)), seen)
-    assert answer.is_exact
-    assert answer.would_fire == again > 0
 
 
 def placed(at: datetime = MONDAY, **fields: Any) -> Order:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from django.db import OperationalError
 
 from django_delayq import Retry
 from django_delayq.firing import plan, run
@@ -61,28 +60,3 @@ def test_two_workers_that_get_one_suspect_do_not_bury_it(declare: Declare, retry
     fire(row, deliveries=FORGED)
     assert state(row) == ("fired", "due")
     assert (row.attempts, Effect.objects.count()) == (1, 1)
-
-
-class _LockTimeout(Exception):
-    """The error of a lock timeout, with the code of each driver."""
-
-    sqlstate = "55P03"
-    sqlite_errorcode = 5
-
-
-def test_a_suspect_that_cannot_run_is_charged_nothing_however_often_it_is_delivered(declare: Declare) -> None:
-    stuck = [True]
-
-    def wait_for_a_lock(order: Order, timeout: Timeout) -> None:
-        if stuck:
-            raise OperationalError(1205, "Lock wait timeout exceeded") from _LockTimeout(1205, "the same")
-        count(order, timeout)
-
-    row = due(Order.objects.create(), declare(Order, wait_for_a_lock, name="once", retry=Retry.never()))
-    for _ in range(5):
-        fire(row, deliveries=FORGED)
-        row.refresh_from_db()
-        assert (row.state, row.attempts, row.history) == ("pending", 0, [])
-    stuck.clear()
-    fire(row, deliveries=FORGED)
-    assert state(row) == ("fired", "due")

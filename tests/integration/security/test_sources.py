@@ -55,6 +55,7 @@ ADDRESSES = [
     f"redis://:{PASSWORD}@localhost:port/0",
     f"redis+sentinel://:{PASSWORD}@localhost",
     f"http://:{PASSWORD}@localhost",
+    f"user:{PASSWORD}@localhost:6433",
 ]
 
 

@@ -50,14 +50,6 @@ def test_a_deadline_is_read_in_one_query_and_of_what_was_prefetched_in_none(orde
     assert render(keyed, order=order) == str(order.timeouts.get(key="k").pk)
 
 
-def test_the_newest_round_tells_how_things_stand(order: Order) -> None:
-    dq.cancel_timeout(order, "remind")
-    text = '{% deadline order "remind" as due %}{{ due.state }} {% if due %}waits{% endif %} {{ due.seconds_left }}'
-    assert render(text, order=order) == "cancelled  None"
-    assert render(text, order=Order.objects.prefetch_related("timeouts").get()) == "cancelled  None"
-    assert render(text, order=Order.objects.create(status="new")) == "  None"
-
-
 def test_nothing_is_shown_of_what_is_not_there_or_not_pending_and_an_unknown_word_is_an_error(order: Order) -> None:
     assert render('{% deadline nobody "remind" as due %}[{% countdown due %}]') == "[]"
     assert render("[{% countdown nothing %}]", nothing=None) == "[]"

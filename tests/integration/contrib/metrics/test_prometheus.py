@@ -18,7 +18,7 @@ from django.test import override_settings
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, start_http_server
 
 import django_delayq as dq
-from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
+from django_delayq import GiveUp, Retry, Skip, clock, signals
 from django_delayq.contrib import prometheus as metrics
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
@@ -126,15 +126,6 @@ def test_the_gauges_tell_what_the_ledger_holds(django_assert_num_queries: Any) -
     first = list(gauges.collect())
     with django_assert_num_queries(0):
         assert list(gauges.collect()) == first, "many who ask share one query"
-
-
-def test_the_guard_rails_in_force_have_gauges() -> None:
-    operations.pause(REMIND, by="brake", reason="51 fired in 10 minutes")
-    operations.shadow(REMIND, share=10, by="test")
-    operations.pause(LINGER, by="test")
-    names = ("policy_stopped", "policy_braked", "policy_shadow_percent")
-    found = [[gauge(name, label) for name in names] for label in (REMIND, LINGER, "testapp.order.cancel_unpaid")]
-    assert found == [[1, 1, 10], [1, 0, 0], [0, 0, 0]]
 
 
 def test_what_a_guard_rail_settles_is_counted_by_its_cause() -> None:

@@ -26,7 +26,7 @@ from django_delayq.models import Timeout
 from tests.integration.contrib.rest.conftest import Schedule
 from tests.integration.contrib.rest.places import REMIND
 from tests.support.typed import Patch
-from tests.testapp.models import Customer, ExpressOrder, Order
+from tests.testapp.models import Customer, Order
 
 pytestmark = pytest.mark.django_db
 
@@ -98,14 +98,6 @@ def test_the_same_answer_is_not_sent_twice(order: Order, schedule: Schedule, set
     assert (settled.json()["state"], settled.json()["seconds_left"]) == ("cancelled", None)
     settings.SECRET_KEY = "another"
     assert ask(order)["ETag"] != settled["ETag"], "the tag reveals no id"
-
-
-def test_it_takes_two_queries_and_what_was_never_scheduled_has_no_deadline(order: Order) -> None:
-    ask(order)
-    with CaptureQueriesContext(connection) as captured:
-        shown = ask(order).json()
-    assert len(captured) == 2
-    assert (shown["due_at"], shown["seconds_left"], shown["state"]) == (None, None, None)
 
 
 def test_an_address_may_name_what_nobody_can_guess(order: Order, schedule: Schedule) -> None:
@@ -190,10 +182,6 @@ def test_many_objects_take_one_query_for_all(orders: list[Order], monkeypatch: P
     monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
     shown, asked = queries(lambda: OrderSerializer(orders, many=True).data)
     assert (due(shown), asked) == (expected(orders), 3), "a page longer than one statement holds"
-    child = ExpressOrder.objects.create()
-    dq.schedule_timeout(child, "remind", minutes=3)
-    mixed = [orders[0], child, orders[0], Order.objects.get(pk=orders[0].pk)]
-    assert due(OrderSerializer(mixed, many=True).data) == expected(mixed), "the same one twice, and a child"
 
 
 def test_a_field_has_a_known_policy_maybe_a_key_and_reads_nothing_from_input(orders: list[Order]) -> None:

@@ -10,14 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
 
 import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.integration.contrib.tracing.conftest import Around
 from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.integration.firing.handlers import Declare, Log, raising, write
-from tests.integration.firing.limits import LIMITS, RETRY, compute, overrun
 from tests.integration.firing.rows import FIRED, logged, tried, written
 from tests.testapp.models import Order
 
@@ -124,8 +122,10 @@ BROKEN: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize(
+    ("broken", "mode"),
+    [*((each, "alone") for each in BROKEN), *(("an error", each) for each in MODES if each != "alone")],
+)
 def test_an_error_of_a_function_is_logged_and_nothing_else(
     declare: Declare, around: Around, caplog: Log, broken: str, mode: str
 ) -> None:
@@ -142,63 +142,3 @@ def test_an_error_of_a_function_is_logged_and_nothing_else(
     [record] = logged(caplog, "around_failed")
     assert record.levelname == "ERROR"
     assert "the handler of testapp.order.fires is called nevertheless" in record.getMessage()
-
-
-class Watched(Broken):
-    """A context manager that notes that it was abandoned."""
-
-    def __init__(self, policy: Any, timeouts: Sequence[Timeout]) -> None:
-        super().__init__(RuntimeError, "")
-
-    def abandoned(self, error: BaseException) -> None:
-        noted.append(type(error).__name__)
-        raise RuntimeError("it fails, too")
-
-
-@pytest.mark.parametrize("mode", ["alone", "outside"])
-def test_what_surrounds_an_abandoned_call_is_notified(
-    order: Order, declare: Declare, around: Around, caplog: Log, mode: str
-) -> None:
-    around(Watched)
-    policy = declare(Order, lambda obj, timeout: compute(), name="hangs", limits=LIMITS, retry=RETRY, **MODES[mode])
-    row = due(order, policy)
-    fire(row)
-    assert overrun(row) == ("pending", 1, "TimeLimitExceeded")
-    assert noted == ["TimeLimitExceeded"]
-    assert [len(logged(caplog, event)) for event in ("around_failed", "timeout_failed")] == [1, 1]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_callback_runs_in_the_context_of_its_handler(declare: Declare, around: Around, mode: str, count: int) -> None:
-    def handler(target: Any, timeouts: Any) -> None:
-        INSIDE.set((*INSIDE.get(), "handler"))
-        with transaction.atomic():
-            transaction.on_commit(lambda: seen.append(INSIDE.get()))
-
-    seen: list[Any] = []
-    around(inner)
-    policy = declare(Order, handler, name="registers", **MODES[mode])
-    rows = [due(Order.objects.create(), policy) for _ in range(count)]
-    assert set(fire(*rows).fired) == {row.pk for row in rows}
-    calls = 1 if mode == "batch" else count
-    assert seen == [() if mode == "together" and count == 2 else ("inner", "handler")] * calls
-    assert INSIDE.get() == ()
-
-
-def test_a_failure_is_logged_in_the_context_of_its_handler(declare: Declare, around: Around, caplog: Log) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        INSIDE.set((*INSIDE.get(), "handler"))
-        raise ValueError("no")
-
-    def look(record: Any) -> bool:
-        seen.append(INSIDE.get())
-        return True
-
-    seen: list[Any] = []
-    around(inner)
-    row = due(Order.objects.create(), declare(Order, handler, name="raises", retry=dq.Retry([60])))
-    caplog.handler.addFilter(look)
-    fire(row)
-    assert seen == [("inner", "handler")]
-    assert INSIDE.get() == ()

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 import django_delayq as dq
-from django_delayq import reschedule_timeout, schedule_timeout, schedule_timeouts, sync_timeouts
+from django_delayq import schedule_timeout, schedule_timeouts, sync_timeouts
 from django_delayq.backoff import LogInterval
 from django_delayq.conf import ConfigError
 from django_delayq.contrib.opentelemetry import current_trace
@@ -223,17 +223,6 @@ def test_a_new_round_has_the_new_trace(order: Order, spans: Spans, replace: Any,
         replace(order)
     assert traces_of(order) == [expected]
     assert bool(expected) == has_span
-
-
-def test_what_was_moved_or_kept_has_the_first_trace(order: Order, spans: Spans) -> None:
-    with request():
-        expected = current_trace()
-        assert schedule_timeout(order, "remind", minutes=5).trace == expected
-    with request():
-        schedule_timeout(order, "remind", minutes=9, on_conflict="keep")
-        reschedule_timeout(order, "remind", minutes=9)
-        assert traces_of(order) == [expected]
-        assert schedule_timeout(order, "remind", minutes=6).trace == current_trace() != expected
 
 
 def broken(policy: Any, timeouts: Any) -> Any: ...

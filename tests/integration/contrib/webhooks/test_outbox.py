@@ -107,16 +107,6 @@ def test_a_handler_that_gives_up_or_returns_is_reported_once(declare: Declare, a
     assert "no such customer" in Delivery.objects.order_by("pk")[0].body
 
 
-def test_each_timeout_of_a_batch_is_reported(declare: Declare) -> None:
-    policy = declare(Order, lambda orders, timeouts: None, name="many", batch=10)
-    together = declare(Order, name="together", together=10)
-    due(policy, 3)
-    due(together, 3)
-    fire_due(policy)
-    fire_due(together)
-    assert sorted(events()) == sorted([("timeout.fired", label) for label in [policy.label, together.label] * 3])
-
-
 @pytest.mark.parametrize(("then", "expected"), [("skip", ["timeout.late"]), ("dead", ["timeout.dead", "timeout.late"])])
 def test_a_timeout_that_was_too_late_is_reported(declare: Declare, then: Any, expected: list[str]) -> None:
     policy = declare(Order, name="strict", late=Late(after=timedelta(minutes=1), then=then))
