@@ -193,26 +193,6 @@ def test_a_policy_of_a_proxy_child_or_parent_gets_objects_of_its_model(declare: 
 # What the handler gets, and does to timeouts: its own row is settled by then, and its slot is free
 
 
-def test_the_handler_gets_a_true_timeout_that_nothing_moves_any_more(order: Order, declare: Declare) -> None:
-    seen: dict[str, Any] = {}
-
-    def look(obj: Order, timeout: Timeout) -> None:
-        names = ("state", "attempts", "payload", "idempotency_key", "cause", "due_at", "key", "history")
-        seen.update({name: getattr(timeout, name) for name in names})
-        seen["in the ledger"] = Timeout.objects.values_list("state", "attempts").get(pk=timeout.pk)
-        seen["same object"] = timeout.content_object is obj
-        seen["cancel"] = dq.cancel_timeout(obj, "look", key="k")
-        seen["move"] = dq.reschedule_timeout(obj, "look", minutes=5, key="k")
-        seen["extend"] = dq.extend_timeout(obj, "look", minutes=5, key="k")
-
-    row = due(order, declare(Order, look, name="look"), payload={"a": 1}, key="k")
-    fire(row)
-    expected = {"state": "fired", "attempts": 1, "payload": {"a": 1}, "cause": "due", "key": "k", "history": []}
-    expected |= {"idempotency_key": row.idempotency_key, "due_at": row.due_at}
-    expected |= {"in the ledger": ("fired", 1), "same object": True, "cancel": False, "move": None, "extend": None}
-    assert (seen, state(row)) == (expected, FIRED)
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 def test_a_handler_schedules_its_next_round_unless_it_fails(order: Order, declare: Declare, fails: bool) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_delayq.ledger.outbox import due_ms_of
-from django_delayq.worker import servers as clocks_module
 from django_delayq.worker.servers import MIN_SAMPLES, TOLERATED_MS, WINDOW_SECONDS, ClockSkew
 from tests.support.waiting import Steady
 
@@ -54,22 +53,3 @@ def test_redis_whose_clock_was_set_back_by_minutes_is_believed_after_a_few_answe
     assert clocks.redis_ahead_ms() == 0, "answers may be late, and the machine itself may have been suspended"
     clocks.note_redis(NOON_MS - TEN_MINUTES_MS)
     assert clocks.redis_ahead_ms() == -TEN_MINUTES_MS
-
-
-def test_a_database_whose_clock_was_set_back_is_believed_when_it_is_asked(
-    clocks: ClockSkew, steady: Steady, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after a failover to a server whose clock is behind."""
-
-    def slowly(using: str) -> datetime:
-        steady.seconds += 30
-        return NOON - TEN_MINUTES
-
-    look(clocks)
-    monkeypatch.setattr(clocks_module, "database_now", lambda using: NOON - TEN_MINUTES)
-    clocks.ask_database()
-    assert clocks.now() == NOON - TEN_MINUTES
-    assert clocks.redis_ahead_ms() == TEN_MINUTES_MS
-    monkeypatch.setattr(clocks_module, "database_now", slowly)
-    clocks.ask_database()
-    assert clocks.redis_ahead_ms() == TEN_MINUTES_MS, "it was the answers that were slow"
