@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,7 +20,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
 from tests.integration.firing.handlers import Declare, Patch
 from tests.integration.firing.rows import FIRED, UNTRIED, tried
-from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
+from tests.testapp.models import Effect, Order, Parcel
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -180,14 +179,6 @@ def test_a_row_whose_object_changed_hands_after_the_plan_is_planned_anew(order: 
     assert (report.fired, list(report.again)) == ((), [row.pk])
     make_due(row)
     assert fire(row).fired
-
-
-@pytest.mark.parametrize(("of", "given"), [(OrderProxy, Order), (ExpressOrder, ExpressOrder), (Order, ExpressOrder)])
-def test_a_policy_of_a_proxy_child_or_parent_gets_objects_of_its_model(declare: Declare, of: Any, given: Any) -> None:
-    seen: list[type] = []
-    declare(of, lambda obj, timeout: seen.append(type(obj)), name="of_kind", when=Q(status="unpaid"))
-    assert fire(due(given.objects.create(), f"{of._meta.label_lower}.of_kind")).fired
-    assert seen == [of]
 
 
 # What the handler gets, and does to timeouts: its own row is settled by then, and its slot is free

@@ -23,8 +23,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import outbox
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import needs_row_locks
-from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, locking, state, work_of
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, state, work_of
 from tests.integration.firing.handlers import Declare, Handler, Log, Patch, both, execute, raising, write
 from tests.integration.firing.rows import FIRED, PENDING, hearing, logged, tried, written
 from tests.testapp.models import Customer, Effect, Order
@@ -252,16 +251,6 @@ def test_a_commit_that_failed_takes_its_changes_for_redis_along(
     assert (state(waits)[0], state(also)[0]) == ("pending", "cancelled")
     assert also.pk in sent
     assert waits.pk not in sent
-
-
-@IN_ONE_TRANSACTION
-@needs_row_locks
-def test_a_locked_object_keeps_no_other_from_firing(orders: list[Order], declare: Declare, option: Any) -> None:
-    policy = declare(Order, name="partly", **{option: 20})
-    rows = [due(order, policy) for order in orders]
-    with locking(orders[0]):
-        report = fire(*rows)
-    assert (list(report.again), set(report.fired)) == ([rows[0].pk], {row.pk for row in rows[1:]})
 
 
 @IN_ONE_TRANSACTION

@@ -12,7 +12,7 @@ from tests.support.waiting import Steady
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 NOON_MS = due_ms_of(NOON)
-TEN_MINUTES, TEN_MINUTES_MS = timedelta(minutes=10), 600_000
+TEN_MINUTES_MS = 600_000
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def clocks(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> ClockSkew:
     return made
 
 
-def look(clocks: ClockSkew, redis_ahead_ms: int = 0, times: int = MIN_SAMPLES, delay_ms: float = 0.0) -> None:
+def look(clocks: ClockSkew, redis_ahead_ms: int = 0, times: int = MIN_SAMPLES) -> None:
     for _ in range(times):
-        clocks.note_database(NOON - timedelta(milliseconds=delay_ms))
+        clocks.note_database(NOON)
         clocks.note_redis(NOON_MS + redis_ahead_ms)
 
 

@@ -34,7 +34,6 @@ from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 RATE = Rate(20, per=timedelta(seconds=2))
-SLOW = Rate(1, per=timedelta(hours=1))
 Rated = TimeoutPolicy[Any]
 
 

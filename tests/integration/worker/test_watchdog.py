@@ -24,12 +24,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def hanging(progress: Progress, *, may_be_long: bool = False) -> Iterator[None]:
+def hanging(progress: Progress) -> Iterator[None]:
     """Another thread is busy with one step until the block ends."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     def work() -> None:
-        with progress.step(may_be_long=may_be_long):
+        with progress.step():
             has_begun.set()
             may_end.wait(60)
 
