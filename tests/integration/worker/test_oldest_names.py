@@ -83,6 +83,16 @@ def test_a_worker_that_would_not_find_the_timeouts_is_refused(
     assert row() == before
 
 
+def test_timeouts_that_still_have_the_former_name_count(deploy: Deploy) -> None:
+    deploy("dun")
+    new_order()
+    deploy("chase", ["dun"])
+    work()
+    deploy("chase")
+    with pytest.raises(dq.PolicyError, match="Put 'testapp.order.dun' first"):
+        work()
+
+
 def test_policies_that_both_have_timeouts_are_not_joined(deploy: Deploy) -> None:
     deploy("dun")
     deploy("chase", beside=True)
