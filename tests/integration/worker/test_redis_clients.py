@@ -316,6 +316,19 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, steady: S
     assert breaker._backoff.retry_at == steady.seconds + Backoff.first
 
 
+def test_a_call_that_began_before_it_was_closed_does_not_open_it(
+    breaker: Breaker, server: Server, steady: Steady
+) -> None:
+    def work() -> None:
+        fail(breaker, server)
+        steady.seconds += 60
+        probe(breaker, server)
+        raise EngineUnavailable("late")
+
+    assert refused(breaker, work)
+    assert not breaker.is_open
+
+
 def test_an_error_that_nobody_thought_of_opens_it_and_ends_no_probing(
     breaker: Breaker, server: Server, steady: Steady, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
