@@ -46,20 +46,8 @@ def test_the_worker_command_says_what_it_serves(source: str, shown: Shown) -> No
     assert out.endswith("A second signal aborts them.\n\n"), "a blank line separates it from the log"
 
 
-def test_a_redis_that_is_not_reached_is_not_said_to_wake_it(
-    settings: Settings, shown: Shown, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
-    due_orders("remind")
-    assert "  Redis     not usable now: until it is, due timeouts are read from the database" in shown()
-    (line,) = [each for each in caplog.messages if "serves all queues" in each]
-    assert line.endswith("reading the database once a second")
-    assert "redis_away" in [getattr(record, "event", "") for record in caplog.records]
-    assert states() == {"fired": 1}
-
-
 @pytest.mark.usefixtures("without_redis")
-def test_the_first_screen_says_which_queues_are_known_and_who_runs_the_handlers(
+def test_the_first_screen_names_the_known_queues_the_executor_and_a_redis_that_is_not_reached(
     settings: Settings, shown: Shown
 ) -> None:
     (line,) = [line for line in shown("--queue", "nope").splitlines() if line.startswith("  policies")]
@@ -67,6 +55,8 @@ def test_the_first_screen_says_which_queues_are_known_and_who_runs_the_handlers(
     executor = "tests.integration.worker.test_remote.QueueExecutor"
     settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": executor}
     assert f"  executor  {executor}: runs the handlers" in shown()
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    assert "  Redis     not usable now: until it is, due timeouts are read from the database" in shown()
     assert shown("--log-format", "json") == ""
 
 

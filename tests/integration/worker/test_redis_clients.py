@@ -316,9 +316,7 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, steady: S
     assert breaker._backoff.retry_at == steady.seconds + Backoff.first
 
 
-def test_a_call_that_began_before_it_was_closed_does_not_open_it(
-    breaker: Breaker, server: Server, steady: Steady
-) -> None:
+def test_a_call_from_before_it_was_closed_does_not_open_it(breaker: Breaker, server: Server, steady: Steady) -> None:
     def work() -> None:
         fail(breaker, server)
         steady.seconds += 60
