@@ -105,21 +105,19 @@ def test_a_check_names_a_redis_that_throws_out_due_times(own_redis: RedisProcess
     assert not any(policy in message.msg for message in run_checks(tags=["django_delayq"]))
 
 
-LEASE, LEASED, IN_A_LEASE_MS = timedelta(seconds=2), 2**52, 1500
-
-
 @pytest.mark.parametrize("what", ["heads", "leases"])
 def test_the_doctor_does_not_call_a_redis_in_step_that_somebody_has_filled(
     with_redis: redis.Redis, settings: Settings, what: str
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
+    lease = timedelta(seconds=2)
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
     rows, keys = due_orders("remind", 5), queue_in_redis().keys
-    Timeout.objects.update(run_at=clock.now() - 2 * LEASE)
+    Timeout.objects.update(run_at=clock.now() - 2 * lease)
     [before] = [finding.level for finding in examine(quick=True) if finding.id == "redis.in_step"]
     if what == "heads":
         with_redis.zadd(keys.heads, {f"x{number}": 1 for number in range(2_000)})
     else:
-        score = LEASED + (int(time.time()) * 1000 + IN_A_LEASE_MS) * DUE_UNIT
+        score = 2**52 + int(time.time() * 1000 + 1500) * DUE_UNIT  # that of a lease
         with_redis.zadd(keys.line("testapp.order.remind"), {str(row.pk): score for row in rows})
     [after] = [finding.level for finding in examine(quick=True) if finding.id == "redis.in_step"]
     assert (before, after) == (INFO, WARNING)
