@@ -16,6 +16,7 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import Report, Work, judge, plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import fire, in_another_thread, locking, state, work_of
 from tests.integration.firing.handlers import WAIT, Declare, Patch, once_at
@@ -148,6 +149,13 @@ def test_a_call_that_raises_or_takes_too_long_is_repeated_with_each_alone(by: An
     assert [(state(row)[0], row.attempts) for row in rows] == [("pending" if n == 2 else "fired", 1) for n in range(4)]
     assert (report.again, rows[0].pk in report.done) == ({}, True), "only those of the work are reported"
     assert set(report.errors) == {rows[2].pk}
+
+
+def test_fire_due_makes_one_call_for_each_value(policy: Policy, shops: Shops, calls: Calls) -> None:
+    rows = [row for shop in shops for row in due_of(policy, shop, 5)]
+    assert fire_due(policy, Purchase.objects.get(pk=rows[1].object_id)) == 1
+    assert (fire_due(policy, limit=2), calls.sizes) == (2, [1, 2])
+    assert (fire_due(), sorted(calls.sizes)) == (12, [1, 2, 2, 5, 5])
 
 
 def test_a_suspect_is_not_gathered_with_others_of_its_value(policy: Policy, shops: Shops, calls: Calls) -> None:

@@ -20,8 +20,8 @@ from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.integration.firing.conftest import due, fire, state, work_of
-from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising, write
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried, written
+from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -133,16 +133,6 @@ def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Decl
     assert [line.levelname for line in logged(caplog, "timeout_dead")] == ["ERROR"]
     assert row.reason == "The process died 3 times while this timeout ran alone in it."
     assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
-
-
-def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, write, name="near")
-    rows = [due(order, policy) for order in orders]
-    die_in_handler(*rows, deliveries=1)
-    assert {(tried(row), len(row.history)) for row in rows} == {(UNTRIED, 0)}, "a first delivery is not counted"
-    fire(*rows, deliveries=2)
-    assert {tried(row) for row in rows} == {(FIRED, 1)}
-    assert written() == [row.object_id for row in rows]
 
 
 @pytest.mark.parametrize(("held_alone", "deliveries"), [(True, 1), (True, 2), (False, 2)])
