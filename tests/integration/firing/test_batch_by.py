@@ -15,10 +15,9 @@ from django_delayq import clock, schedule_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.firing import Report, Work, judge, plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
-from django_delayq.ledger.shares import lock_share, provide_lock
 from django_delayq.models import Timeout
-from django_delayq.testing import fire_due, perform, travel
-from tests.e2e.races.sessions import needs_row_locks, transaction_with
+from django_delayq.testing import fire_due
+from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import fire, in_another_thread, locking, state, work_of
 from tests.integration.firing.handlers import WAIT, Declare, Patch, once_at
 from tests.integration.firing.rows import FIRED, PENDING
@@ -153,17 +152,10 @@ def test_a_call_that_raises_or_takes_too_long_is_repeated_with_each_alone(by: An
 
 
 def test_fire_due_makes_one_call_for_each_value(policy: Policy, shops: Shops, calls: Calls) -> None:
-    schedule_timeouts([Purchase.objects.create(channel=shop) for _ in range(5) for shop in shops], policy, minutes=5)
-    with travel(minutes=6):
-        assert fire_due() == 15
-    assert sorted(calls.all) == [[shop.pk] * 5 for shop in shops]
-    calls.all.clear()
-    purchase = Purchase.objects.get(pk=due_of(policy, shops[0], 4)[1].object_id)
-    assert fire_due(policy, purchase) == 1
-    assert fire_due(policy, limit=2) == 2
-    assert (calls.sizes, fire_due(policy), calls.sizes) == ([1, 2], 1, [1, 2, 1])
-    perform(policy, Purchase.objects.create(channel=shops[0]))
-    assert calls.sizes == [1, 2, 1, 1]
+    rows = [row for shop in shops for row in due_of(policy, shop, 5)]
+    assert fire_due(policy, Purchase.objects.get(pk=rows[1].object_id)) == 1
+    assert (fire_due(policy, limit=2), calls.sizes) == (2, [1, 2])
+    assert (fire_due(), sorted(calls.sizes)) == (12, [1, 2, 2, 5, 5])
 
 
 def test_a_suspect_is_not_gathered_with_others_of_its_value(policy: Policy, shops: Shops, calls: Calls) -> None:
@@ -196,20 +188,6 @@ def test_after_a_death_they_are_one_call_still_and_after_two_alone(policy: Polic
     fire(*rows, deliveries=3)
     assert calls.sizes == [4, 1, 1, 1, 1]
     assert {(state(row), row.deaths) for row in rows} == {(FIRED, 1)}
-
-
-@needs_row_locks
-@needs_more_connections
-@pytest.mark.parametrize("held", ["an object", "the value"])
-def test_suspects_that_could_not_run_are_not_suspected(policy: Policy, shops: Shops, calls: Calls, held: str) -> None:
-    rows = due_of(policy, shops[0], 3)
-    work = work_of(*rows, deliveries=2)
-    provide_lock(policy, str(shops[0].pk), "default")
-    by_worker = transaction_with(lambda: lock_share(policy, str(shops[0].pk), "default"))
-    with by_worker if held == "the value" else locking(Purchase.objects.get(pk=rows[1].object_id)):
-        report = run(work, "default")
-    assert (calls.sizes, set(report.again)) == ([], set(work.ids))
-    assert {(state(row), row.suspected_at) for row in rows} == {(PENDING, None)}
 
 
 @needs_row_locks

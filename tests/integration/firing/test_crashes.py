@@ -19,9 +19,9 @@ from django_delayq.firing.handler import CHECKPOINTS, set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import due, fire, make_due, state, work_of
-from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising, write
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried, written
+from tests.integration.firing.conftest import due, fire, state, work_of
+from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -73,18 +73,6 @@ def test_a_process_killed_while_it_fires_leaves_one_effect(order: Order, step: s
     assert Effect.objects.count() == 1
     order.refresh_from_db()
     assert (order.note == "reminded") if policy == "remind_many" else (order.status == "cancelled")
-
-
-@pytest.mark.parametrize("step", ["undone", "recorded"])
-def test_a_process_killed_around_the_recording_of_a_failure_loses_at_most_the_record(order: Order, step: str) -> None:
-    row = due(order, "kill_worker")
-    killed_at(step, row)
-    assert state(row) == PENDING
-    assert row.attempts == (1 if step == "recorded" else 0)
-    for _ in range(5):
-        make_due(row)
-        fire(row, deliveries=2)
-    assert tried(row) == (("dead", "retries"), 3)
 
 
 @pytest.mark.parametrize("step", OUTSIDE)
@@ -145,16 +133,6 @@ def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Decl
     assert [line.levelname for line in logged(caplog, "timeout_dead")] == ["ERROR"]
     assert row.reason == "The process died 3 times while this timeout ran alone in it."
     assert "suspected of killing a worker, death 2" in str(dq.explain_timeout(order, "killer"))
-
-
-def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
-    policy = declare(Order, write, name="near")
-    rows = [due(order, policy) for order in orders]
-    die_in_handler(*rows, deliveries=1)
-    assert {(tried(row), len(row.history)) for row in rows} == {(UNTRIED, 0)}, "a first delivery is not counted"
-    fire(*rows, deliveries=2)
-    assert {tried(row) for row in rows} == {(FIRED, 1)}
-    assert written() == [row.object_id for row in rows]
 
 
 @pytest.mark.parametrize(("held_alone", "deliveries"), [(True, 1), (True, 2), (False, 2)])

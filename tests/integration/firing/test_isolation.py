@@ -16,9 +16,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.ledger.claiming import claim_each
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import due, fire, in_another_thread, session_options
 from tests.integration.firing.handlers import Declare, write
 from tests.testapp.models import Effect, Order
@@ -104,43 +103,3 @@ def test_a_cancel_or_payment_that_comes_too_late_never_hears_that_it_will_not_ha
             pytest.fail("paid")
     with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
         pass
-
-
-@pytest.mark.parametrize("mode", ["error", "keep", "replace"])
-def test_a_slot_taken_since_is_found_taken(mode: Any) -> None:
-    order, first = Order.objects.create(status="new"), None
-    with an_older_view():
-        first = in_another_thread(lambda: dq.schedule_timeout(order, "remind", hours=1))
-        if mode == "error" and connection.vendor == "mysql":
-            with pytest.raises(dq.TimeoutConflict):
-                dq.schedule_timeout(order, "remind", hours=2, on_conflict="error")
-            return
-        assert dq.schedule_timeout(order, "remind", hours=2, on_conflict=mode).pk == first.pk
-    assert Timeout.objects.pending().get() == first
-
-
-VERBS: dict[str, Callable[[Timeout], object]] = {
-    "extend": lambda row: dq.extend_timeout(row, hours=1),
-    "extend_many": lambda row: dq.extend_timeouts([row], hours=1),
-    "schedule": lambda row: dq.schedule_timeout(order_of(row), "remind", hours=1),
-    "schedule_many": lambda row: dq.schedule_timeouts([order_of(row)], "remind", hours=1),
-    "cancel": lambda row: dq.cancel_timeout(row),
-    "cancel_many": lambda row: dq.cancel_timeouts([row]),
-    "claim": lambda row: claim_each("default", None, {row.policy: 1}, timedelta(seconds=1)),
-}
-
-
-def order_of(row: Timeout) -> Order:
-    return Order.objects.get(pk=row.object_id)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str) -> None:
-    order = Order.objects.create(status="new")
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    with transaction.atomic():
-        Order.objects.filter(pk=order.pk).update(note="changed")
-        dq.reschedule_timeout(order, "remind", seconds=0)
-        session = Session(lambda: VERBS[verb](row))
-        session.wait_until_it_waits()
-    session.end()

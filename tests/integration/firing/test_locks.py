@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -12,7 +11,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import Work, run
-from django_delayq.firing.state import _MAX_BACKOFFS, MISFIT_MAX_SECONDS, TimeoutBackoff
+from django_delayq.firing.state import MISFIT_MAX_SECONDS, TimeoutBackoff
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.models import Timeout
 from django_delayq.sql.now import database_now
 from tests.e2e.races.sessions import Session, needs_row_locks, transaction_with
@@ -23,7 +23,6 @@ from tests.integration.firing.conftest import (
     in_another_thread,
     locking,
     make_due,
-    session_options,
     state,
 )
 from tests.integration.firing.handlers import WAIT, Declare, Log, Patch, execute
@@ -76,19 +75,6 @@ def test_children_can_be_inserted_while_their_parent_is_being_fired(declare: Dec
 
     fire(due(customer, declare(Customer, handler, name="of_parent")))
     assert len(inserted) == 1
-
-
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite holds the whole database")
-def test_on_sqlite_a_busy_database_puts_back(order: Order) -> None:
-    row = due(order)
-    execute("PRAGMA busy_timeout = 50")
-    try:
-        with transaction_with(lambda: Order.objects.update(note="x")):
-            assert set(fire(row).again) == {row.pk}
-    finally:
-        connection.close()
-    assert tried(row) == UNTRIED
-    assert fire(row).fired
 
 
 @needs_row_locks
@@ -144,19 +130,6 @@ def test_a_serialization_failure_counts_no_attempt(order: Order, declare: Declar
 TABLE = Order._meta.db_table
 
 
-def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -> None:
-    backoff = TimeoutBackoff()
-    waits = [backoff.next_wait("default", 7, "held", 5.0).total_seconds() for _ in range(200)]
-    for number, base in enumerate((0.1, 0.2, 0.4, 0.8, 1.6, 3.2)):
-        assert base / 2 <= waits[number] <= base * 1.5
-    assert all(2.5 <= wait <= 7.5 for wait in waits[6:])
-    assert len(set(waits)) > 150
-    assert backoff.next_wait("other", 7, "held", 5.0).total_seconds() <= 0.15, "each database has its own"
-    for timeout_id in range(_MAX_BACKOFFS + 50):
-        backoff.next_wait("default", timeout_id, "held", 5.0)
-    assert len(backoff._waiting) == _MAX_BACKOFFS, "what is remembered is bounded"
-
-
 def test_of_long_waits_for_one_reason_one_is_logged_each_minute(monkeypatch: Patch, caplog: Log) -> None:
     """A missing column, or an import that locks all objects, holds thousands of timeouts back."""
     now = [1000.0]
@@ -180,17 +153,14 @@ class Refused(Exception):
         self.sqlite_errorcode = code if isinstance(code, int) and code < 1000 else None
 
 
-CODES = ["40001", "40P01", "55P03", "53300", "58030", 1205, 1213, 1467, 1020, 1412, 1040, 5, 261, 14]
+CODES: list[str | int] = ["40001", "40P01", "55P03", "53300", "58030", 1205, 1213, 1467, 1020, 1412, 1040, 5, 261, 14]
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_a_refusal_of_the_database_counts_no_attempt(order: Order, declare: Declare, code: str | int) -> None:
-    def handler(*_: Any) -> None:
-        raise OperationalError("refused") from Refused(code)
-
-    row = due(order, declare(Order, handler, name="refused", retry=dq.Retry.never()))
-    assert list(fire(row).again) == [row.pk]
-    assert (tried(row), row.history) == (UNTRIED, [])
+def test_a_refusal_of_the_database_is_transient() -> None:
+    for code in CODES:
+        error = OperationalError("refused")
+        error.__cause__ = Refused(code)
+        assert transient_reason(error, "default", driver_connection=connection.connection), code
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -206,30 +176,3 @@ def test_while_the_tables_do_not_fit_the_code_no_attempt_counts(order: Order, de
         execute(f"ALTER TABLE {TABLE} RENAME COLUMN former_note TO note")
     assert tried(row) == UNTRIED
     assert fire(row).fired == (row.pk,)
-
-
-def widen(size: int) -> None:
-    """Change a column in another session, as a migration does."""
-    in_another_thread(lambda: execute(f"ALTER TABLE {TABLE} ALTER COLUMN note TYPE varchar({size})"))
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="elsewhere no statement is prepared")
-@pytest.mark.parametrize("mode", MODES)
-def test_a_statement_that_was_prepared_counts_no_attempt(declare: Declare, mode: str) -> None:
-    """PostgreSQL refuses it once. Timeouts without a retry were dead, although their handler had not been called."""
-    orders = [Order.objects.create() for _ in range(6)]
-    policy = declare(
-        Order, lambda *_: Order.objects.get(pk=orders[0].pk), name="once", retry=dq.Retry.never(), **MODES[mode]
-    )
-    with session_options(server_side_binding=True, prepare_threshold=1):
-        for order in orders[:3]:
-            fire(due(order, policy))
-        try:
-            widen(60)
-            for row in [due(order, policy) for order in orders[3:]]:
-                for _ in range(4):
-                    make_due(row)
-                    fire(row)
-        finally:
-            widen(50)
-    assert set(Timeout.objects.values_list("state", "attempts")) == {("fired", 1)}

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection
 from django.utils import timezone
 
 import django_delayq as dq
@@ -109,18 +109,6 @@ def test_each_end_of_an_attempt_has_its_signal(
     heard.clear()
     fire(row)
     assert heard == ([] if expected is None else [(expected[0], OrderProxy, expected[1], False)])
-
-
-def test_where_the_caller_manages_the_transaction_nothing_is_raised(order: Order, heard: Any) -> None:
-    """Where one statement schedules, nothing is sent: its end is not known. Elsewhere the signal follows the commit."""
-    transaction.set_autocommit(False)
-    try:
-        dq.schedule_timeout(order, "remind", minutes=5)
-        assert heard == []
-        transaction.commit()
-    finally:
-        transaction.set_autocommit(True)
-    assert heard in ([], [("scheduled", Order, "pending", False)])
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no")])

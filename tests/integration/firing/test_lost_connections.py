@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,6 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.firing import settle_expired
 from django_delayq.firing.settling import MAX_LOSSES
-from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
 from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, make_due, state
 from tests.integration.firing.handlers import Declare, execute, once_at, raising
@@ -66,23 +64,6 @@ def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(or
     assert not Effect.objects.exists()
     assert fire(*rows).fired == tuple(row.pk for row in rows)
     assert Effect.objects.count() == 2
-
-
-def test_a_loss_that_the_handler_swallowed_counts_no_attempt(order: Order, declare: Declare) -> None:
-    losses = [kill_own_connection]
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if losses:
-            losses.pop()()
-            with contextlib.suppress(Exception):
-                obj.save()
-        Effect.objects.create(what="sent", object_id=obj.pk)
-
-    row = due(order, declare(Order, handler, name="swallows"))
-    assert list(fire(row).again) == [row.pk]
-    assert tried(row) == UNTRIED
-    assert fire(row).fired == (row.pk,)
-    assert Effect.objects.count() == 1
 
 
 @pytest.mark.parametrize("how", MODES)

@@ -15,6 +15,7 @@ import django_delayq as dq
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
+from django_delayq.sql.statements import PREPARED_AFTER
 from tests.e2e.races.sessions import Session
 from tests.integration.firing.conftest import due, fire, state
 from tests.integration.firing.handlers import WAIT, Declare, Log, execute
@@ -165,7 +166,7 @@ def prepared() -> int:
 
 def test_in_a_transaction_of_the_caller_nothing_is_prepared(is_prepared: bool) -> None:
     """An error would undo what the caller has written."""
-    use(20)
+    use(2 * PREPARED_AFTER)
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:
         dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
     assert not any("EXECUTE" in each["sql"] for each in captured)
@@ -173,16 +174,16 @@ def test_in_a_transaction_of_the_caller_nothing_is_prepared(is_prepared: bool) -
 
 def test_what_makes_plans_useless_fails_nothing(is_prepared: bool, caplog: Log) -> None:
     """A migration changes a column, and then a pool discards what its client has left."""
-    use(20)
+    use(2 * PREPARED_AFTER)
     execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(77)")
     try:
-        use(20)
+        use(2 * PREPARED_AFTER)
     finally:
         execute("ALTER TABLE testapp_order ALTER COLUMN status TYPE varchar(20)")
-    use(20)
+    use(2 * PREPARED_AFTER)
     assert bool(prepared()) == is_prepared
     with connection.connection.cursor() as cursor:
         cursor.execute("DEALLOCATE ALL")
-    use(20)
+    use(2 * PREPARED_AFTER)
     assert prepared() == 0, "one error is enough"
     assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []

@@ -73,13 +73,6 @@ def test_whatever_is_raised_is_recorded_as_a_failure(order: Order, declare: Decl
     assert (tried(row), row.errors[0]["error"], written()) == ((PENDING, 1), name, [])
 
 
-def test_keyboard_interrupt_passes_when_the_work_is_undone(order: Order, declare: Declare) -> None:
-    row = due(order, declare(Order, write_and_raise(KeyboardInterrupt()), name="interrupted"))
-    with pytest.raises(KeyboardInterrupt):
-        fire(row)
-    assert (written(), tried(row)) == ([], UNTRIED)
-
-
 def test_a_condition_that_cannot_be_read_counts_as_failed_attempts(order: Order, declare: Declare) -> None:
     """It must neither stop the worker nor be retried indefinitely unnoticed."""
     row = due(order, declare(Order, name="ahead", retry=HOURLY))
@@ -217,15 +210,3 @@ def test_a_snooze_whose_handler_has_scheduled_the_next_round_gives_way_to_it(ord
     assert state(row) == ("skipped", "superseded")
     [newer] = dq.pending_timeouts(order, "returns")
     assert newer.pk > row.pk
-
-
-def test_a_round_that_a_new_since_begins_forgets_the_snoozes(declare: Declare) -> None:
-    options: Any = {"when": Q(status="unpaid"), "since": "created_at", "after": timedelta(minutes=1)}
-    policy = declare(Order, raising(SNOOZE), name="snoozes", **options)
-    order = Order.objects.create(status="unpaid", created_at=timezone.now() - timedelta(hours=1))
-    [row] = dq.pending_timeouts(order, policy)
-    fire(row)
-    assert (state(row), row.snoozes) == (PENDING, 1)
-    order.created_at = timezone.now()
-    order.save()
-    assert (state(row), row.snoozes, row.attempts) == (PENDING, 0, 0)

@@ -11,9 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import timeout_dead
 from django_delayq.firing import run, settle_expired
-from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.policy.policies import registry
@@ -27,7 +25,7 @@ from tests.integration.firing.handlers import (
     once_at,
     raising,
 )
-from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, tried
+from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, tried
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -236,23 +234,6 @@ def expired(count: int) -> list[Timeout]:
         die(row)
         expire(row)
     return rows
-
-
-def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: Patch) -> None:
-    rows, undone = expired(3), list[str]()
-    Timeout.objects.update(suspected_at=timezone.now() - timedelta(seconds=1), deaths=2)
-
-    def fail(step: str) -> None:
-        undone.extend([step] * (step == "undone"))
-        if len(undone) == 3:
-            monkeypatch.setattr(connection, "is_usable", lambda: False)  # it is lost
-            raise OperationalError
-
-    set_checkpoint_hook(fail)
-    with hearing(timeout_dead) as heard, pytest.raises(OperationalError):
-        settle_expired("default")
-    assert [state(row)[0] for row in rows] == ["dead", "dead", "firing"]
-    assert [pk for _, pk in heard] == [row.pk for row in rows[:2]]
 
 
 def test_rows_are_settled_in_pages_and_one_that_cannot_be_holds_no_other_up(caplog: Log) -> None:

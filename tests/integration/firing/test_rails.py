@@ -22,7 +22,7 @@ from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume, shadow
 from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, state
-from tests.integration.firing.handlers import ATOMIC_OR_NOT, Declare, Log, Patch, both, raising, write
+from tests.integration.firing.handlers import Declare, Log, Patch, both, raising, write
 from tests.integration.firing.limits import LIMITS, sleep
 from tests.integration.firing.rows import FIRED, UNMET, hearing, logged, receiving, tried, written
 from tests.support.workers import due_orders
@@ -167,30 +167,6 @@ def test_only_a_share_of_the_objects_is_in_shadow_mode(declare: Declare, mode: s
     expected = {row.object_id for row in rows if is_in_shadow(row.object_id, 50)}
     assert set(written()) == {row.object_id for row in rows} - expected
     assert set(Timeout.objects.filter(cause="shadow").values_list("object_id", flat=True)) == expected
-
-
-@ATOMIC_OR_NOT
-@pytest.mark.parametrize(
-    ("errors", "expected"),
-    [
-        ([LookupError(), LookupError(), None], 5),
-        ([dq.Snooze(seconds=1), LookupError(), None], 2),  # quiet hours must not make an alert ask for more workers
-    ],
-)
-def test_failures_are_lateness_and_a_snooze_is_not(
-    declare: Declare, caplog: Log, errors: Any, expected: int, atomic: bool
-) -> None:
-    policy = declare(Order, raising(*errors), name="retried", retry=dq.Retry([0, 0]), atomic=atomic)
-    row, ended_at = overdue(due(Order.objects.create(), policy), 5 * HOUR), timezone.now() - 2 * HOUR
-    fire(row)
-    Timeout.objects.exclude(ready_at=None).update(run_at=ended_at, ready_at=ended_at)
-    for _ in errors[1:]:
-        fire(row)
-    row.refresh_from_db()
-    lines = [*logged(caplog, "timeout_failed"), *logged(caplog, "timeout_fired")]
-    assert {round((each or 0) / 3600) for each in (row.lateness(), *(line.late_seconds for line in lines))} == {
-        expected
-    }
 
 
 # `Brake`: a policy that fires too much within a period pauses itself, whatever operators do at the same time

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -21,7 +20,7 @@ from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, make_due, state, work_of
 from tests.integration.firing.handlers import Declare, Patch
 from tests.integration.firing.rows import FIRED, UNTRIED, tried
-from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel
+from tests.testapp.models import Effect, Order, Parcel
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 
@@ -182,35 +181,7 @@ def test_a_row_whose_object_changed_hands_after_the_plan_is_planned_anew(order: 
     assert fire(row).fired
 
 
-@pytest.mark.parametrize(("of", "given"), [(OrderProxy, Order), (ExpressOrder, ExpressOrder), (Order, ExpressOrder)])
-def test_a_policy_of_a_proxy_child_or_parent_gets_objects_of_its_model(declare: Declare, of: Any, given: Any) -> None:
-    seen: list[type] = []
-    declare(of, lambda obj, timeout: seen.append(type(obj)), name="of_kind", when=Q(status="unpaid"))
-    assert fire(due(given.objects.create(), f"{of._meta.label_lower}.of_kind")).fired
-    assert seen == [of]
-
-
 # What the handler gets, and does to timeouts: its own row is settled by then, and its slot is free
-
-
-def test_the_handler_gets_a_true_timeout_that_nothing_moves_any_more(order: Order, declare: Declare) -> None:
-    seen: dict[str, Any] = {}
-
-    def look(obj: Order, timeout: Timeout) -> None:
-        names = ("state", "attempts", "payload", "idempotency_key", "cause", "due_at", "key", "history")
-        seen.update({name: getattr(timeout, name) for name in names})
-        seen["in the ledger"] = Timeout.objects.values_list("state", "attempts").get(pk=timeout.pk)
-        seen["same object"] = timeout.content_object is obj
-        seen["cancel"] = dq.cancel_timeout(obj, "look", key="k")
-        seen["move"] = dq.reschedule_timeout(obj, "look", minutes=5, key="k")
-        seen["extend"] = dq.extend_timeout(obj, "look", minutes=5, key="k")
-
-    row = due(order, declare(Order, look, name="look"), payload={"a": 1}, key="k")
-    fire(row)
-    expected = {"state": "fired", "attempts": 1, "payload": {"a": 1}, "cause": "due", "key": "k", "history": []}
-    expected |= {"idempotency_key": row.idempotency_key, "due_at": row.due_at}
-    expected |= {"in the ledger": ("fired", 1), "same object": True, "cancel": False, "move": None, "extend": None}
-    assert (seen, state(row)) == (expected, FIRED)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])

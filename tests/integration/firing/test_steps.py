@@ -180,7 +180,7 @@ def ends(is_atomic: bool) -> dict[Callable[..., None], tuple[str, str]]:
     }
 
 
-def during(declare: Declare, act: Callable[[Order, Any], object], atomic: bool = False) -> tuple[Any, Order]:
+def during(declare: Declare, act: Callable[[Order, Any], object], atomic: bool) -> tuple[Any, Order]:
     """Fire a step that does `act` with its invoice, as another process would; return policy and invoice."""
     policy = dunning(declare)
 
@@ -202,13 +202,6 @@ def test_a_payment_or_cancel_while_a_step_runs_is_in_time(declare: Declare, act:
     policy, order = during(declare, act, atomic)
     fire_on(policy, 11, 14, 15, 16, 17, 40)
     assert (ran(), ended(order)) == (["early"], ends(atomic)[act])
-
-
-def test_scheduling_again_while_a_step_runs_begins_a_round_that_replaces_it(declare: Declare) -> None:
-    policy, order = during(declare, lambda obj, policy: dq.schedule_timeout(obj, policy, days=14))
-    old, new = Timeout.objects.filter(policy=policy.label).order_by("id")
-    assert (old.state, old.cause, new.state) == ("skipped", "superseded", "pending")
-    assert (planned(order), ran()) == (("early", 18, 23), ["early"])
 
 
 def test_the_story_and_the_log_tell_what_became_of_steps(policy: Any, order: Order, caplog: Log) -> None:

@@ -1,4 +1,4 @@
-"""Some 120 invoices, to which things happen by chance, and an oracle for which step must run when."""
+"""Some 80 invoices, to which things happen by chance, and an oracle for which step must run when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.invoices import Declare
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-INVOICES_EACH = 31
+INVOICES_EACH = 20
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 

@@ -232,14 +232,6 @@ def test_a_block_that_a_handler_did_not_leave_fails_the_test(order: Order, decla
     assert Order.objects.get() == order
 
 
-def test_batches_come_together_and_the_limit_is_kept(orders: list[Order], declare: Declare) -> None:
-    sizes: list[int] = []
-    policy = declare(Order, lambda objects, timeouts: sizes.append(len(timeouts)), name="batch", batch=3)
-    dq.schedule_timeouts(orders, policy, seconds=0)
-    assert [fire_due(limit=2), fire_due(limit=0), fire_due()] == [2, 0, 3]
-    assert sizes == [2, 3]
-
-
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = """
 import pytest

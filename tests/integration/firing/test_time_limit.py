@@ -230,8 +230,7 @@ def test_after_one_that_returns_later_no_other_is_called(orders: list[Order], de
 
 
 @pytest.mark.dialect
-@pytest.mark.parametrize("step", ["handled", "committed", "settled"])
-@LIMITED_MODES
+@pytest.mark.parametrize(("mode", "step"), [("alone", "handled"), ("batch", "committed"), ("outside", "settled")])
 def test_a_handler_that_has_returned_is_not_abandoned(order: Order, declare: Declare, mode: str, step: str) -> None:
     """However long the commit takes: exactly one of fired and failed is true."""
     row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **MODES[mode]))
@@ -241,31 +240,6 @@ def test_a_handler_that_has_returned_is_not_abandoned(order: Order, declare: Dec
 
 
 # Python may be in a callback of its garbage collector when the exception arrives, and reports it there.
-@pytest.mark.dialect
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("mode", ["alone", "batch"])
-def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(declare: Declare, mode: str) -> None:
-    seconds = 0.06
-
-    def handler(target: Any, timeouts: Any) -> None:
-        Effect.objects.create(what="done")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.001)
-
-    limits = dq.Limits(run=timedelta(seconds=0.06))
-    policy = declare(Order, handler, name="close", limits=limits, retry=RETRY, **MODES[mode])
-    for number in range(10):
-        seconds = 0.056 + number % 10 * 0.0005
-        Effect.objects.all().delete()
-        row = due(Order.objects.create(), policy)
-        fire(row)
-        if state(row)[0] == "fired":
-            assert (overrun(row), Effect.objects.count()) == (("fired", 1, ""), 1)
-        else:
-            assert (overrun(row), Effect.objects.count()) == (FAILED, 0)
-
-
 class SoftTimeLimit(Exception):
     """What Celery raises by a signal handler, in the thread that waits for the handler."""
 

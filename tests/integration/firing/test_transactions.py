@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -24,8 +23,7 @@ from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import outbox
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import needs_row_locks
-from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, locking, state, work_of
+from tests.integration.firing.conftest import MODES, due, fire, in_another_thread, state, work_of
 from tests.integration.firing.handlers import Declare, Handler, Log, Patch, both, execute, raising, write
 from tests.integration.firing.rows import FIRED, PENDING, hearing, logged, tried, written
 from tests.testapp.models import Customer, Effect, Order
@@ -129,25 +127,6 @@ def test_an_async_handler_writes_in_the_transaction_of_its_firing(order: Order, 
     assert seen[2:] in ([], [0]), "no other connection saw it before the commit"
     assert (state(row), row.reason, Order.objects.get().status) == (FIRED, "reminded first", "cancelled")
     assert Timeout.objects.pending().get().policy == "testapp.order.remind"
-
-
-def test_async_handlers_run_in_each_mode_and_are_undone(orders: list[Order], declare: Declare) -> None:
-    async def one(obj: Order, timeout: Timeout) -> None:
-        await Effect.objects.acreate(what="one", object_id=obj.pk)
-
-    async def many(queryset: Any, timeouts: list[Timeout]) -> None:
-        await Effect.objects.acreate(what=f"{await queryset.acount()}", object_id="x")
-
-    async def cancelled(obj: Order, timeout: Timeout) -> None:
-        await one(obj, timeout)
-        raise asyncio.CancelledError
-
-    ways: list[Any] = [(one, {"together": 10}), (many, {"batch": 10}), (one, {"atomic": False}), (cancelled, {})]
-    for number, (handler, options) in enumerate(ways):
-        policy = declare(Order, handler, name=f"async_{number}", retry=dq.Retry.never(), **options)
-        fire(*[due(order, policy) for order in orders])
-    assert Counter(Effect.objects.values_list("what", flat=True)) == {"one": 10, "5": 1}
-    assert Counter(Timeout.objects.values_list("state", flat=True)) == {"fired": 15, "dead": 5}
 
 
 def test_a_task_that_is_not_awaited_is_named(order: Order, declare: Declare, caplog: Log) -> None:
@@ -272,16 +251,6 @@ def test_a_commit_that_failed_takes_its_changes_for_redis_along(
     assert (state(waits)[0], state(also)[0]) == ("pending", "cancelled")
     assert also.pk in sent
     assert waits.pk not in sent
-
-
-@IN_ONE_TRANSACTION
-@needs_row_locks
-def test_a_locked_object_keeps_no_other_from_firing(orders: list[Order], declare: Declare, option: Any) -> None:
-    policy = declare(Order, name="partly", **{option: 20})
-    rows = [due(order, policy) for order in orders]
-    with locking(orders[0]):
-        report = fire(*rows)
-    assert (list(report.again), set(report.fired)) == ([rows[0].pk], {row.pk for row in rows[1:]})
 
 
 @IN_ONE_TRANSACTION

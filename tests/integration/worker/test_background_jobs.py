@@ -22,7 +22,6 @@ from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import needs_new_connection
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations import advance_clock
-from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job
 from tests.settings import POOL, POOLER
@@ -164,20 +163,6 @@ def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_
     assert job.seconds_left <= 1, "a row is locked"
     job.run()
     assert lease / 3 - 0.5 < job.seconds_left <= lease / 3
-
-
-def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_loop(
-    monkeypatch: pytest.MonkeyPatch, with_redis: Any
-) -> None:
-    """It reads ten seconds ahead. What falls due after a longer outage, from beyond the horizon, waits for it."""
-    monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", away)
-    worker = Worker()
-    worker._connect(get_worker_engine("default"))
-    quick, _ = Background(worker).threads(MagicMock(), MagicMock())
-    [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
-    for _ in range(8):
-        job.run()
-        assert job.seconds_left <= Backoff.longest
 
 
 def test_a_sync_that_failed_is_retried_soon_and_then_waits_for_its_interval(

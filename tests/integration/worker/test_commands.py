@@ -1,27 +1,16 @@
-"""The commands: arguments in, one call out; the first screen of a worker, and the numbers of its last line."""
+"""The commands: arguments in, one call out; and the first screen of a worker."""
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
-from django.utils import timezone
 from pytest_django import Settings
 
-import django_delayq as dq
-from django_delayq.firing import planning
 from django_delayq.ledger.db_connections import pool_limit
-from django_delayq.models import Timeout
-from django_delayq.worker import Worker
-from django_delayq.worker import dispatch as dispatching
 from tests.support.workers import due_orders, states
-from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Shown = Callable[..., str]
@@ -57,20 +46,8 @@ def test_the_worker_command_says_what_it_serves(source: str, shown: Shown) -> No
     assert out.endswith("A second signal aborts them.\n\n"), "a blank line separates it from the log"
 
 
-def test_a_redis_that_is_not_reached_is_not_said_to_wake_it(
-    settings: Settings, shown: Shown, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
-    due_orders("remind")
-    assert "  Redis     not usable now: until it is, due timeouts are read from the database" in shown()
-    (line,) = [each for each in caplog.messages if "serves all queues" in each]
-    assert line.endswith("reading the database once a second")
-    assert "redis_away" in [getattr(record, "event", "") for record in caplog.records]
-    assert states() == {"fired": 1}
-
-
 @pytest.mark.usefixtures("without_redis")
-def test_the_first_screen_says_which_queues_are_known_and_who_runs_the_handlers(
+def test_the_first_screen_names_the_known_queues_the_executor_and_a_redis_that_is_not_reached(
     settings: Settings, shown: Shown
 ) -> None:
     (line,) = [line for line in shown("--queue", "nope").splitlines() if line.startswith("  policies")]
@@ -78,6 +55,8 @@ def test_the_first_screen_says_which_queues_are_known_and_who_runs_the_handlers(
     executor = "tests.integration.worker.test_remote.QueueExecutor"
     settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": executor}
     assert f"  executor  {executor}: runs the handlers" in shown()
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    assert "  Redis     not usable now: until it is, due timeouts are read from the database" in shown()
     assert shown("--log-format", "json") == ""
 
 
@@ -100,51 +79,3 @@ def test_wrong_arguments_and_settings_are_errors_of_the_command(settings: Settin
     with pytest.raises(CommandError, match=words) as refused:
         call_command(*command.split())
     assert "secret" not in str(refused.value)
-
-
-def last_line(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    """Run a burst, and return the numbers of its last line."""
-    with caplog.at_level(logging.INFO, "django_delayq.worker"):
-        Worker(burst=True, concurrency=1).run()
-    [*_, line] = [each for each in caplog.records if vars(each).get("event") == "worker_stopped"]
-    names = ("fired", "skipped_or_dead", "settled_before", "to_be_tried_again")
-    numbers = {name: vars(line)[name] for name in names if vars(line)[name]}
-    for name in names:
-        number = numbers.get(name, 0)
-        assert (f"{number} {name.replace('_', ' ')}" in line.getMessage()) == bool(number)
-    return numbers
-
-
-def fails(times: int) -> Callable[..., None]:
-    tried = Counter[int]()
-
-    def handler(_: Order, timeout: Any) -> None:
-        tried[timeout.pk] += 1
-        if tried[timeout.pk] <= times:
-            raise LookupError("not yet")
-
-    return handler
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_last_line_counts_each_timeout_once_by_its_last_outcome(
-    declare: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    due_orders(declare(Order, fails(3), name="inside", retry=dq.Retry([0] * 5)), 2)
-    due_orders(declare(Order, fails(3), name="outside", retry=dq.Retry([0] * 5), atomic=False), 2)
-    due_orders(declare(Order, fails(9), name="later", retry=dq.Retry([0, 0, timedelta(hours=1)])), 2)
-    redelivered = due_orders("remind", 3)[0]  # as after a commit whose answer was lost
-    fired: dict[str, Any] = {"state": "fired", "cause": "due", "settled_at": timezone.now(), "slot_taken": None}
-    plan = planning.plan
-
-    def then_settled(deliveries: Any, *args: Any, **options: Any) -> Any:
-        found = plan(deliveries, *args, **options)
-        Timeout.objects.filter(pk__in=deliveries).filter(pk=redelivered.pk).update(attempts=1, **fired)
-        return found
-
-    monkeypatch.setattr(dispatching, "plan", then_settled)
-    assert last_line(caplog) == {"fired": 6, "settled_before": 1, "to_be_tried_again": 2}
-    assert states() == {"fired": 7, "pending": 2}
-    monkeypatch.setattr(dispatching, "MAX_LOST", 2)  # a worker that runs for months keeps few ids
-    due_orders(declare(Order, fails(9), name="once", retry=dq.Retry([timedelta(hours=1)])), 5)
-    assert last_line(caplog) == {"to_be_tried_again": 5}

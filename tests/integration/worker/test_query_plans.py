@@ -1,7 +1,6 @@
 """Every query that a worker makes all the time reads only what it wants, however long the ledger is.
 
-`DELAYQ_TEST_ROWS` rows, by default 200,000, on SQLite 50,000: from there on the plans are those of 1,000,000 (tried on
-each database).
+`DELAYQ_TEST_ROWS` rows, by default `ENOUGH`: from there on the plans are those of 1,000,000 (tried on each database).
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -19,16 +17,23 @@ from django.db import connection
 from django.db.models import Count
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import clock
+from django_delayq import TimeoutPolicy, clock, timeout_policy
+from django_delayq.firing.gathering import Gathering
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.works import RunningWork, Work
 from django_delayq.ledger import claiming, marking, rollups
 from django_delayq.ledger.controls import StopCache
+from django_delayq.ledger.shares import provide_lock
 from django_delayq.models import Timeout
 from django_delayq.monitoring import misfits
+from django_delayq.policy.policies import registry
 from django_delayq.sql.now import database_now
 from django_delayq.worker.background import forgotten
 from django_delayq.worker.sweep import PAGE_ROWS, Row, page_of
+from tests.testapp.models import Order
 
-ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "50000" if connection.vendor == "sqlite" else "200000"))
+ENOUGH = {"postgresql": 200_000, "mysql": 100_000, "sqlite": 50_000}
+ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", ENOUGH[connection.vendor]))
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db, pytest.mark.timeout(600)]
 
 # A quarter is settled, a quarter due in the far future, a fiftieth at one and the same time; the rest is spread
@@ -64,31 +69,30 @@ MOMENTS = {
 }
 
 
-@contextmanager
-def many_rows(blocker: Any, share: str = "''") -> Iterator[None]:
-    """Fill the ledger until the block ends. `share`: the SQL of that column."""
+OWNERS = 4_999
+"""Each has some twenty due rows, and as many others. The last one has a hundredth of all rows."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The rows, for all tests here. They take longer than all tests together."""
     vendor = connection.vendor
     past = {"postgresql": "now()", "mysql": "UTC_TIMESTAMP(6)", "sqlite": "datetime('now')"}[vendor]
     columns = COLUMNS.replace('"', "`") if vendor == "mysql" else COLUMNS
     series = SERIES[vendor].format(rows=ROWS)
     no = "false" if vendor == "postgresql" else "0"
+    owner = f"CASE WHEN n % 100 = 99 THEN {OWNERS} ELSE n % {OWNERS} END"
+    share = f"CAST({owner} AS {'CHAR(20)' if vendor == 'mysql' else 'varchar(20)'})"
     sql = FORM.format(columns=columns, moment=MOMENTS[vendor], past=past, series=series, no=no, share=share)
-    with blocker.unblock(), connection.cursor() as cursor:
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
         digits = "lpad(CAST(n AS varchar), 32, '0')::uuid" if vendor == "postgresql" else "CAST(n AS CHAR(32))"
         cursor.execute(sql.replace("n, n, CASE", f"{digits}, {digits}, CASE"))
         cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
         if vendor == "mysql":
             cursor.fetchall()
     yield
-    with blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_delayq_timeout")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The rows, for all tests here."""
-    with many_rows(django_db_blocker):
-        yield
+    with django_db_blocker.unblock(), connection.constraint_checks_disabled(), connection.cursor() as cursor:
+        cursor.execute(f"{'TRUNCATE' if vendor == 'mysql' else 'DELETE FROM'} django_delayq_timeout")
 
 
 def plans_of(call: Callable[[], object], *, of_stop_changes: bool = False) -> str:
@@ -166,15 +170,11 @@ QUERIES: dict[str, tuple[Callable[[], Callable[[], object]], str, bool]] = {
 """What is asked, which index it uses, and whether all that it reads is little."""
 
 
-@pytest.mark.parametrize("name", QUERIES)
-def test_a_query_reads_only_what_it_wants(name: str) -> None:
-    call, index, is_short = QUERIES[name]
-    check(plans_of(call()), index, is_short=is_short)
-
-
-def test_the_news_that_each_worker_reads_every_few_seconds() -> None:
-    plan = plans_of(lambda: StopCache().read_stop_changes("default"), of_stop_changes=True)
-    check(without_controls(plan), "delayq_unsettled", is_short=True)
+def test_a_query_reads_only_what_it_wants() -> None:
+    for call, index, is_short in QUERIES.values():
+        check(plans_of(call()), index, is_short=is_short)
+    news = plans_of(lambda: StopCache().read_stop_changes("default"), of_stop_changes=True)
+    check(without_controls(news), "delayq_unsettled", is_short=True)
 
 
 def test_a_page_of_the_sweep_begins_where_the_last_one_ended() -> None:
@@ -205,3 +205,30 @@ def test_the_count_of_settled_rows_for_reports() -> None:
     for _ in range(3):
         check(plans_of(lambda: next(pages)), "delayq_settled")
     check(plans_of(lambda: list(rollups.uncounted("default", begin, end, {}))), "delayq_settled")
+
+
+@pytest.fixture(params=[(), ("reminded",)], ids=["one name", "two names"])
+def batches(request: pytest.FixtureRequest) -> Iterator[TimeoutPolicy[Any]]:
+    """Let the policy of the rows be one with `batch_by`."""
+    registry.remove(before := registry.get(CROWDED))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"batch": 500, "batch_by": "status", "aliases": request.param}
+    declared: TimeoutPolicy[Any] = timeout_policy(Order, name="remind", **options)(lambda orders, timeouts: None)
+    yield declared
+    registry.remove(declared)
+    registry.add(before)  # type: ignore[arg-type]
+
+
+def gathered(policy: TimeoutPolicy[Any], owner: str) -> list[int]:
+    work = Work(policy.label, (-1,), ("-1",), share=owner)
+    provide_lock(policy, owner, "default")
+    gathering = Gathering(RunningWork(work, "default", ReportBuilder(), policy), work)
+    return [candidate.id for candidate in gathering.gather()]
+
+
+def test_the_due_rows_of_one_value_are_read_from_its_index(batches: TimeoutPolicy[Any]) -> None:
+    for owner in ("17", str(OWNERS), "unknown"):
+        due = Timeout.objects.due().filter(share=owner).count()
+        assert (due == 0) == (owner == "unknown")
+        assert len(gathered(batches, owner)) == min(due, 500)
+        # Of few rows PostgreSQL reads all, and sorts them.
+        check(plans_of(partial(gathered, batches, owner)), "delayq_share", is_short=due < 500)

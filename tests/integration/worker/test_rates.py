@@ -13,19 +13,15 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
-from pytest_django import Settings
 
 from django_delayq import Limits, Rate, TimeoutPolicy, clock
 from django_delayq.engine.engine import Engine
-from django_delayq.firing import Report, Work, plan, run, settle_expired
+from django_delayq.firing import Work, plan, run
 from django_delayq.ledger import claiming
-from django_delayq.ledger.claiming import Slot, Spacing
+from django_delayq.ledger.claiming import Slot
 from django_delayq.models import RateShare, Timeout
-from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker import Worker, loop
+from django_delayq.worker import Worker
 from django_delayq.worker import dispatch as dispatch_module
-from django_delayq.worker.background import leases_job
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.lines import Lines
 from django_delayq.worker.servers import ClockSkew, RedisHealth
@@ -38,7 +34,6 @@ from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 RATE = Rate(20, per=timedelta(seconds=2))
-SLOW = Rate(1, per=timedelta(hours=1))
 Rated = TimeoutPolicy[Any]
 
 
@@ -145,27 +140,6 @@ def test_a_work_whose_slot_is_over_counts_no_attempt(declare: Declare, atomic: b
     assert "begin_by" not in work.as_dict(), "the clock of another process is another one"
 
 
-@pytest.mark.usefixtures("source")
-def test_until_its_next_slot_a_policy_is_not_asked(declare: Declare) -> None:
-    """Its entries in Redis stay there: they are not outdated, as their rows wait."""
-    policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
-    ids, engine = overdue(policy, 2), get_worker_engine("default")
-    sources, lines = made_sources(engine), four_threads()
-    if engine is not None:
-        engine.queue("default", 0).ensure(policy.label, [(id, 0) for id in ids])
-    assert set(sources.take(lines, 100).deliveries) == {ids[0]}
-    assert policy.label not in lines.declared()
-    assert lines.seconds_left > 3000, "its next slot is in an hour"
-    if engine is not None:
-        lines.refuse(policy, 0.0)
-        sources.check_now()
-    sources.ledger.check_now()
-    assert sources.take(lines, 100).deliveries == {}
-    with CaptureQueriesContext(connection) as queries:
-        assert sources.take(lines, 100).deliveries == {}
-    assert not queries
-
-
 def test_entries_of_a_line_are_removed_with_their_timeouts_and_outdated_ones_in_the_end(
     engine: Engine, rated: Rated
 ) -> None:
@@ -209,20 +183,6 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile_also_w
 # Works that lose their slot, or that an executor or an error loses
 
 
-@pytest.mark.usefixtures("without_redis")
-def test_a_burst_waits_for_the_next_slot_unless_that_takes_long(
-    declare: Declare, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "BURST_IDLE_SECONDS", 0.5)
-    # No slot is missed, however busy the machine is.
-    monkeypatch.setattr(Spacing, "slot", lambda _, at, share: Slot(at, at + 1000.0, share))
-    for name, period in (("soon", timedelta(seconds=2)), ("later", timedelta(hours=1))):
-        overdue(declare(Order, Begins(), name=name, limits=Limits(rate=Rate(1, per=period))), 2)
-    start_worker(burst=True).join()
-    left = Timeout.objects.filter(state="pending").values_list("policy", flat=True)
-    assert [*left] == ["testapp.order.later"]
-
-
 class Silent:
     """An executor that runs nothing, and whose `withdraw` fails, or returns all but the first `running`."""
 
@@ -244,31 +204,6 @@ class Silent:
 
 def dispatch_to(executor: Any) -> Dispatch:
     return Dispatch(Worker(concurrency=1), executor)
-
-
-def give_up(dispatch: Dispatch) -> None:
-    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
-
-
-def test_a_work_that_was_given_up_is_left_alone_or_withdrawn_by_a_worker_that_stops(
-    declare: Declare, settings: Settings
-) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=500)}
-    [id] = overdue(declare(Order, name="rated", limits=Limits(rate=RATE)), 1)
-    dispatch = dispatch_to(executor := Silent())
-    dispatch.add(Batch({id: 1}, slots={id: Slot(time.monotonic(), time.monotonic() + 60)}))
-    [(work, done)] = executor.works
-    done(work, Report(missed=True))
-    give_up(dispatch)
-    dispatch.submit_due()
-    assert dispatch.seconds_left == float("inf"), "while it waited for a slot"
-    [row] = due_orders("remind", 1)
-    dispatch = dispatch_to(executor := Silent(running=0))
-    dispatch.add(Batch({row.pk: 1}))
-    give_up(dispatch)
-    assert executor.works
-    assert dispatch.release() == 0
-    assert not executor.works, "otherwise the executor would still run it, and the worker would wait for that"
 
 
 def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(declare: Declare) -> None:
@@ -299,18 +234,6 @@ def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
     assert dispatch.in_flight == 1
 
 
-def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch_module, "MAX_LOST", 2)
-    dispatch = dispatch_to(executor := Silent())
-    for row in due_orders("remind", 3):
-        dispatch.add(Batch({row.pk: 1}))
-        work, done = executor.works[-1]
-        done(work, Report(lost=work.ids))
-        dispatch.collect()
-    dispatch.add(Batch({row.pk: 1}))
-    assert executor.works[-1][0].suspect
-
-
 def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(declare: Declare) -> None:
     """Otherwise the worker would extend claims that it does not know of, and no worker would fire their rows."""
     first, second = (declare(Order, name=name, limits=Limits(rate=RATE)) for name in ("first", "second"))
@@ -329,19 +252,3 @@ def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(de
     sources.flush()
     assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
     assert list(claim(first).claimed.claims) == ids
-
-
-def test_an_attempt_that_died_expires_although_its_timeout_waits_for_a_thread(declare: Declare) -> None:
-    """Extending the leases would otherwise keep it, and delay the next attempt by a lease each time."""
-    extended: list[list[int]] = []
-    dispatch = dispatch_to(executor := Silent())
-    policy = declare(Order, lambda *_: extended.append(dispatch.firing_non_atomic()), name="outside", atomic=False)
-    [row] = due_orders(policy, 1)
-    ended = timezone.now() - timedelta(seconds=1)
-    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=ended)
-    dispatch.add(Batch({row.pk: 2}))
-    leases_job(dispatch._sources, dispatch.firing_non_atomic, "default").run()
-    assert list(settle_expired("default").again) == [row.pk]
-    [(work, _)] = executor.works
-    assert run(work, "default").fired == (row.pk,)
-    assert extended == [[row.pk]]

@@ -8,17 +8,22 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from django.core.checks import run_checks
+import redis
+from django.core.checks import INFO, WARNING, run_checks
 from pytest_django import Settings
 
+from django_delayq import clock
+from django_delayq.engine.engine import DUE_UNIT
 from django_delayq.exceptions import EngineFull
+from django_delayq.models import Timeout
+from django_delayq.monitoring.doctor import examine
 from django_delayq.redis_clients import forget_engine
 from django_delayq.worker.servers import RedisHealth
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import Steady, wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events, worker_engine
+from tests.support.workers import StartWorker, all_are, due_orders, events, queue_in_redis, worker_engine
 from tests.testapp.models import Effect
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -98,3 +103,21 @@ def test_a_check_names_a_redis_that_throws_out_due_times(own_redis: RedisProcess
     found = [message.msg for message in run_checks(tags=["django_delayq"], include_deployment_checks=True)]
     assert any(policy in message for message in found) == is_told
     assert not any(policy in message.msg for message in run_checks(tags=["django_delayq"]))
+
+
+@pytest.mark.parametrize("what", ["heads", "leases"])
+def test_the_doctor_does_not_call_a_redis_in_step_that_somebody_has_filled(
+    with_redis: redis.Redis, settings: Settings, what: str
+) -> None:
+    lease = timedelta(seconds=2)
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": lease, "SWEEP_INTERVAL": timedelta(milliseconds=500)}
+    rows, keys = due_orders("remind", 5), queue_in_redis().keys
+    Timeout.objects.update(run_at=clock.now() - 2 * lease)
+    [before] = [finding.level for finding in examine(quick=True) if finding.id == "redis.in_step"]
+    if what == "heads":
+        with_redis.zadd(keys.heads, {f"x{number}": 1 for number in range(2_000)})
+    else:
+        score = 2**52 + int(time.time() * 1000 + 1500) * DUE_UNIT  # that of a lease
+        with_redis.zadd(keys.line("testapp.order.remind"), {str(row.pk): score for row in rows})
+    [after] = [finding.level for finding in examine(quick=True) if finding.id == "redis.in_step"]
+    assert (before, after) == (INFO, WARNING)

@@ -175,18 +175,6 @@ def test_a_handler_that_kills_its_process_lease_after_lease_does_not_delay_other
     assert len(KillingExecutor.killed) <= 4, "within a lease"
 
 
-def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(
-    lasting: Any, declare: Any
-) -> None:
-    def handler(order: Order, timeout: Timeout) -> None:
-        rows = Timeout.objects.filter(pk=timeout.pk)
-        expires_at = rows.get().run_at
-        wait_until(lambda: rows.get().run_at > expires_at + LEASE)
-
-    lasting(LEASE)
-    assert received(declare, handler, atomic=False).state == "fired"
-
-
 def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_database_did_not_answer(
     lasting: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
@@ -16,7 +16,6 @@ from django_delayq.conf import get_settings
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.planning import plan
-from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
@@ -50,36 +49,6 @@ class Transfer(RedisSource):
 def fill(engine: Engine, queue: str, ids: Iterable[int], due_ms: int = 0, line: str = REMIND) -> None:
     for id in ids:
         engine.queue(queue, engine.shard_of(id)).ensure(line, [(id, due_ms)])
-
-
-def test_each_line_gives_what_it_is_asked_for(engine: Engine) -> None:
-    fill(engine, "a", range(1, 500))
-    fill(engine, "a", range(1000, 1005), line=LINGER)
-    fill(engine, "b", range(2000, 2005), line=UNPAID)
-    fill(engine, "a", range(3000, 3005), line="testapp.order.of_another_release")
-    one = Transfer(engine, "a", "b")
-    assert sorted(one.due(one.lines)) == sorted([REMIND, LINGER, UNPAID])
-    found = one.take({REMIND: 30, LINGER: 10, UNPAID: 2})
-    assert {line: len(ids) for line, ids in found.items()} == {REMIND: 30, LINGER: 5, UNPAID: 2}
-    assert sorted(one.due(one.lines)) == sorted([REMIND, UNPAID])
-    assert one.seconds_left(one.lines.declared(), ()) == 0
-    assert 0 < one.seconds_left(one.lines.declared(), {REMIND, UNPAID}) <= POLL_SECONDS
-    assert engine.queue("a", 0).stats_of("testapp.order.of_another_release").leased == 0, "which is not asked"
-
-
-def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
-    fill(engine, "a", range(1, 4))
-    fill(engine, "a", range(4, 6), line=LINGER)
-    one, queue = Transfer(engine, "a"), engine.queue("a", 0)
-    one.taken()
-    one.resolve([1, 2], {3: clock.now() + timedelta(minutes=5)})
-    one.flush()
-    assert {id for id, _ in queue.peek()} == {3, 4, 5}
-    assert queue.stats().leased == 2
-    one.resolve([4], {})
-    one.resolve([5], {})
-    one.flush()
-    assert {id for id, _ in queue.peek()} == {3}
 
 
 def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
@@ -205,23 +174,3 @@ def test_giving_back_and_extending_wait_for_nobody_and_are_made_good_later() -> 
         assert Poll().taken() == {other.pk: 1}
     one.flush()
     assert Poll().taken() == {held.pk: 1}, "the claim that was released late is not counted either"
-
-
-@in_the_ledger
-def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many claims are extended in several transactions, and an error in one does not undo those before it."""
-    monkeypatch.setattr(claiming, "CHUNK", 1)
-    rows, one, extended = due_orders("remind", 2), Poll(), []
-    one.taken()
-
-    def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        if sql.startswith("UPDATE") and "claimed_until" in sql.partition("WHERE")[0]:
-            extended.append(sql)
-            if len(extended) > 1:
-                raise OperationalError("deadlock")
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
-        one.extend()
-    one.give_back(*rows)
-    assert set(Timeout.objects.values_list("claims", flat=True)) == {0}

@@ -24,12 +24,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def hanging(progress: Progress, *, may_be_long: bool = False) -> Iterator[None]:
+def hanging(progress: Progress) -> Iterator[None]:
     """Another thread is busy with one step until the block ends."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     def work() -> None:
-        with progress.step(may_be_long=may_be_long):
+        with progress.step():
             has_begun.set()
             may_end.wait(60)
 
@@ -55,13 +55,3 @@ def test_a_process_whose_main_loop_hangs_ends_with_1_for_its_supervisor_and_no_o
         with hanging(loop):
             assert codes.get(timeout=60) == 1
     assert {*events(caplog)} == {"database_silent", "worker_hangs"}
-
-
-def test_after_the_second_signal_a_long_step_ends_the_process_too() -> None:
-    codes, is_aborted = SimpleQueue[int](), threading.Event()
-    loop = Progress("main loop", "default", 60.0)
-    with watching([loop], is_aborted.is_set, codes.put), hanging(loop, may_be_long=True):
-        with pytest.raises(Empty):
-            codes.get(timeout=0.3)
-        is_aborted.set()
-        assert codes.get(timeout=60) == 1
