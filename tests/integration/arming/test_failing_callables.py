@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.db.models import Q
 from django.utils import timezone
@@ -161,21 +160,6 @@ def test_the_failure_is_logged_once_with_the_key_and_its_end_too_and_shown(
         assert logged() == []
         orders(OOPS)
         assert [event for event, *_ in logged()] == ["sync_failed"]
-
-
-@of_one_kind
-def test_the_command_does_the_rest_and_ends_with_an_error(
-    policy: dq.TimeoutPolicy[Any], declare: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    declare(Order, **COLUMNS | {"name": "late_in_the_list"})
-    _, bad, _ = orders("", OOPS, "")
-    with pytest.raises(CommandError) as raised:
-        call_command("delayq_sync")
-    words = f"{policy.label}: the deadline of object {bad.pk} cannot be computed: ValueError"
-    assert (words in str(raised.value), raised.value.returncode) == (True, 1)
-    out = capsys.readouterr().out
-    assert f"{policy.label}: 2 armed, 0 moved, 0 cancelled, 1 failed" in out
-    assert "late_in_the_list: 3 armed" in out
 
 
 @pytest.mark.parametrize("error", [OperationalError("the statement was cancelled"), SystemExit(2)], ids=repr)

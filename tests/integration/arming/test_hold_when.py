@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db.models import F, Q
+from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
-from django_delayq.rounds.columns import far
 from django_delayq.testing import fire_due
 from tests.support.hours import (
     HOUR,
@@ -24,7 +23,6 @@ from tests.support.hours import (
     talking,  # noqa: F401 - a fixture
     update_and_sync,
 )
-from tests.support.seen import heard
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -63,33 +61,6 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
         change(order, note="")
         fire_due(policy)
     assert again(keyed).state == "fired"
-
-
-@pytest.mark.parametrize("keep_deadline", [False, True])
-@pytest.mark.parametrize("policy", ["column"], indirect=True)
-def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any, keep_deadline: bool) -> None:
-    with at(0):
-        order = Order.objects.create(created_at=T0)
-    with at(1):
-        dq.hold_timeout(order, policy, keep_deadline=keep_deadline)
-        save(order, note="talks")
-    with at(2), heard("held", "resumed") as got:
-        dq.resume_timeout(order, policy)
-    row, began = only(policy), 1 + keep_deadline  # the clock of a paused one has run until then
-    assert (seen(row), hours(row.held_at), row.run_at) == (f"held {4 - began}", began, far())
-    assert (row.held_by_hand, [event["what"] for event in row.history][-1], got) == (False, "resumed", [])
-
-
-def test_bulk_writes_arm_held_rounds(policy: Any) -> None:
-    rows = Timeout.objects.filter(policy=policy.label)
-    with at(1):
-        Order.objects.bulk_create([Order(created_at=T0, note="talks" if number % 2 else "") for number in range(6)])
-        assert dq.sync_timeouts(Order.objects.all()) >= 6
-        assert sorted(rows.values_list("state", flat=True)) == ["held"] * 3 + ["pending"] * 3
-        Order.objects.update(created_at=F("created_at") + HOUR)
-        dq.sync_timeouts(Order.objects.all())
-    found = {(row.state, row.remaining, hours(row.due_at)) for row in rows.all()}
-    assert found == {("held", 4 * HOUR, 5), ("pending", None, 5)}
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import django_delayq as dq
-from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations, pending_timeouts
+from django_delayq import Wall, Working, WorkingHours, clock, operations, pending_timeouts
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, change_delay, preview_delay, replan
+from django_delayq.operations import Refusal, replan
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.support.purchases import MINUTE, UNPAID, Declare, at, bought, due, noon  # noqa: F401 - a fixture
@@ -150,18 +150,6 @@ def test_holds_of_a_timeout_and_of_its_policy_move_the_new_deadline_as_far(decla
         assert let(other, 20) == [30]
 
 
-@pytest.mark.parametrize(
-    ("after", "field"),
-    [
-        *((path, "a DurationField") for path in ("status", "nothing", "channel__days", "channel__nothing")),
-        (Working(hours="status", calendar=ALWAYS), "a field of numbers"),
-    ],
-)
-def test_a_path_that_leads_to_no_duration_or_number_is_refused(declare: Declare, after: Any, field: str) -> None:
-    with pytest.raises(PolicyError, match=f"is not {field} of Purchase"):
-        declare(Purchase, name="pay", after=after, **UNPAID)
-
-
 @pytest.mark.parametrize("options", [{}, {"batch": 5}, {"together": 5}, {"atomic": False}], ids=str)
 def test_a_deadline_that_became_later_does_not_fire_before_a_sync_has_moved_it(declare: Declare, options: Any) -> None:
     fired: list[Any] = []
@@ -212,23 +200,6 @@ def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand
     assert row_of(by_hand).is_computed and row_of(by_hand).first_due_at == at(45)
     (event,) = [each for each in row_of(plain).history if each["what"] == "replanned"]
     assert (event["by"], event["reason"]) == (BY, "new terms")
-
-
-def test_a_preview_of_a_policy_counts_what_is_left_alone_and_where_holds_have_moved_deadlines(declare: Declare) -> None:
-    policy = redeclared(declare, 30 * MINUTE)
-    bought()
-    moved, by_hand, held = bought(), bought(), bought()
-    dq.reschedule_timeout(by_hand, "pay", minutes=60)
-    dq.hold_timeout(held, "pay")
-    dq.hold_timeout(moved, "pay")
-    with clock.set_to(at(15)):
-        dq.resume_timeout(moved, "pay")
-        seen = preview_delay(policy, 10 * MINUTE)
-        assert (seen.pending, seen.overdue, seen.hand_set) == (3, 1, 1)
-        seen = preview_delay(policy, 10 * MINUTE, hand_set=True)
-        assert (seen.pending, seen.overdue, seen.hand_set) == (4, 2, 0)
-        assert change_delay(policy, 10 * MINUTE, by=BY, mode="recompute", hand_set=True).moved == 4
-        assert Timeout.objects.due().count() == 2
 
 
 def broken(purchase: Purchase) -> timedelta:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
-from django.db import IntegrityError, connection, transaction
-from django.db.migrations.state import ProjectState
+from django.db import connection, transaction
 from django.db.models import Case, Exists, Q, QuerySet, When
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
@@ -21,7 +20,6 @@ from django_delayq.policy.policies import M
 from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
 from tests.e2e.races.sessions import Session, needs_row_locks
-from tests.support.seen import sql_of
 from tests.support.typed import Declare
 from tests.testapp.models import ExpressOrder, Item, Order, OrderProxy, Parcel, Task, Voucher
 
@@ -94,22 +92,6 @@ def test_a_proxy_that_is_loaded_after_the_policies_arms_and_cancels(
     assert ends() == [("cancelled", "condition"), ("cancelled", "gone")]
 
 
-def test_models_of_migrations_arm_nothing_and_are_not_listened_to(now: datetime) -> None:
-    state = ProjectState.from_apps(apps)
-    proxy = state.apps.get_model("testapp", "OrderProxy")
-    for model in (state.apps.get_model("testapp", "Order"), proxy):
-        model.objects.create(created_at=now)
-    assert pending() == 0
-    assert not post_save.has_listeners(proxy)
-
-
-def test_deleting_many_cancels_them_in_few_queries(placed: list[Order]) -> None:
-    orders().bulk_create([Order(created_at=placed[0].created_at) for _ in range(25)])
-    sent = sql_of(lambda: Order.objects.all().delete())
-    assert ends() == [("cancelled", "gone")] * 30
-    assert len([sql for sql in sent if LEDGER in sql]) <= 4
-
-
 def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first_deletion(placed: list[Order]) -> None:
     def delete_next(instance: Order, **_: Any) -> None:
         if instance.pk == placed[0].pk:
@@ -154,23 +136,6 @@ def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
     orders().bulk_create([Order(created_at=now, status="paid"), Order()], batch_size=1)
     assert pending() == 5
     assert orders().bulk_create([]) == []
-
-
-def test_rows_whose_policy_raises_are_not_written(declare: Declare, now: datetime) -> None:
-    def since(order: Order) -> datetime:
-        if order.note == "wrong":
-            raise ZeroDivisionError
-        return now
-
-    declare(Order, name="wrong", since=since, after=HALF_AN_HOUR, when=Q(status="unpaid"))
-    with pytest.raises(ZeroDivisionError):
-        orders().bulk_create([Order(note="wrong")])
-    assert not Order.objects.exists()
-    order = Order.objects.create()
-    with pytest.raises(ZeroDivisionError):
-        orders().update(note="wrong")
-    order.refresh_from_db()
-    assert order.note is None
 
 
 def test_update_cancels_arms_and_moves(placed: list[Order], now: datetime, small_pages: None) -> None:
@@ -250,13 +215,6 @@ def test_an_upsert_that_may_find_rows_under_other_keys_is_refused(
     options: dict[str, Any] = {} if connection.vendor == "mysql" else {"unique_fields": ["status"]}
     with pytest.raises(ValueError, match="keeps its own key"):
         rows_of(Parcel).bulk_create([Parcel(sent_at=now)], update_conflicts=True, update_fields=["sent_at"], **options)
-
-
-def test_an_error_of_the_database_passes_and_arms_nothing(now: datetime) -> None:
-    vouchers = [Voucher(code="B", issued_at=now), Voucher(code=Voucher.objects.create(code="A").code)]
-    with pytest.raises(IntegrityError), transaction.atomic():
-        rows_of(Voucher).bulk_create(vouchers)
-    assert pending() == 0
 
 
 @needs_row_locks

@@ -19,7 +19,7 @@ from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeo
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
 from django_delayq.sql.statements import CHUNK
-from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import in_another_thread
 from tests.support.seen import sql_of
 from tests.support.waiting import wait_until
@@ -310,14 +310,6 @@ def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(long: dq.Tim
     assert (pending(quick), pending(long)) == (1, done)
 
 
-def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any) -> None:
-    policy = declare(Task, name="slow", since="begun_at", after=HOUR, when=Q(items__is_open=True))
-    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
-    tasks_with_items(count)
-    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
-    assert sync_policy(policy, "default") == Synced(armed=count)
-
-
 # The clock of the database was an hour ahead, and is corrected: what it has left does not stop the sync.
 
 
@@ -376,16 +368,3 @@ def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_h
     minutes_later(2)
     tables.run(at_once=True)
     assert list(rows.all()) == [str(free.pk), str(held.pk)]
-
-
-@needs_row_locks
-def test_a_backfill_waits_for_an_object_that_is_locked(locked: tuple[dq.TimeoutPolicy[Any], Any, Any]) -> None:
-    policy, held, _ = locked
-    done: list[Synced] = []
-    with transaction.atomic():
-        Order.objects.select_for_update().get(pk=held.pk)
-        session = Session(lambda: done.append(sync_policy(policy, "default", backfill=True)))
-        session.wait_until_it_waits()
-        assert not done
-    session.end()
-    assert done == [Synced(armed=2)]

@@ -16,7 +16,6 @@ from django_delayq import (
     InvalidDelay,
     Late,
     Retry,
-    UnknownPolicy,
     clock,
     explain_timeout,
     get_policy,
@@ -25,7 +24,7 @@ from django_delayq import (
 from django_delayq.firing import plan, run
 from django_delayq.firing.handler import set_checkpoint_hook
 from django_delayq.ledger import controls
-from django_delayq.ledger.controls import PolicyState, policy_state, policy_states, stop_cache
+from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
 from django_delayq.ledger.marking import can_mark_at_once
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes as policy_changes
@@ -290,20 +289,6 @@ def test_the_actor_and_the_reason_of_a_stop_stay_while_guards_are_changed(guarde
     assert in_force()[1] == Brake(1000, HOUR)
 
 
-@pytest.mark.parametrize("guards", [{"late": {"after": "soon"}}, {"brake": 5}, ["late"], {"shadow": None}], ids=str)
-def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_until_they_are_set_again(
-    guarded: None, guards: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    PolicyControl.objects.create(policy=LABEL, guards=guards, changed_at=timezone.now())
-    assert in_force() == DECLARED
-    assert [state.late for state in policy_states("default") if state.label == LABEL] == [DECLARED[0]]
-    assert stop_cache.guards(get_policy(LABEL), "default")[:3] == DECLARED
-    assert {getattr(record, "event", "") for record in caplog.records} == {"guards_wrong"}
-    operations.shadow(LABEL, share=10, by=BY)
-    assert in_force() == (*DECLARED[:2], 10)
-    assert in_force(policy_state(REMIND, "default")) == (None, None, 0), "which declares none"
-
-
 @pytest.mark.parametrize(
     ("operation", "values", "stored", "before"),
     [
@@ -331,23 +316,6 @@ def test_a_guard_is_set_and_declared_again_and_each_change_is_stored(
     assert policy_state(LABEL, "default").set_by(operation) == ""
     assert PolicyControl.objects.get().guards == {}
     assert list(PolicyChange.objects.order_by("id").values_list("by", flat=True)) == [BY, "cli:bob"]
-
-
-@pytest.mark.parametrize(
-    ("operation", "values", "words"),
-    [
-        ("late", {"after": HOUR, "off": True}, "either off=True or Late"),
-        ("brake", {"most": 5}, "per must be a timedelta"),
-        ("brake", {"per": HOUR}, "most must be an int"),
-        ("shadow", {"share": True}, "percentage"),
-    ],
-)
-def test_bad_input_says_what_is_meant(guarded: None, operation: str, values: dict[str, Any], words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        getattr(operations, operation)(LABEL, by=BY, **values)
-    with pytest.raises(UnknownPolicy):
-        operations.shadow("testapp.order.guardet", share=1, by=BY)
-    assert not PolicyControl.objects.exists() and not PolicyChange.objects.exists()
 
 
 # What was stopped when a firing locked its row does not fire: the stop is committed in another session, at a step of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -218,23 +216,6 @@ def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_
     page = admin_client.get(f"/admin/django_delayq/timeout/{row.pk}/change/").content.decode()
     [seconds] = re.findall(r"fired ([\d.,]+) s after it", page)
     assert float(seconds.replace(",", "")) < 600
-
-
-def test_it_is_shown_everywhere(
-    admin_client: Client, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    row = pending(Order.objects.create(), days=9)
-    words = "The clock of this installation is 3 d ahead"
-    pages = ("timeout/", f"timeout/{row.pk}/change/", "policycontrol/", "policycontrol/testapp.order.remind/pause/")
-    with caplog.at_level(logging.INFO, "django_delayq.operations"):
-        advance(3 * DAY)
-    assert [record.event for record in caplog.records if hasattr(record, "event")] == ["clock_advanced"]
-    for page in pages:
-        assert words in admin_client.get(f"/admin/django_delayq/{page}").content.decode(), page
-    call_command("delayq_status")
-    assert "clock     advanced by 3 d: see delayq_clock" in capsys.readouterr().out
-    call_command("delayq_status", "--json")
-    assert json.loads(capsys.readouterr().out)["clock_ahead_seconds"] == 3 * 86400
 
 
 def test_the_command_shows_sets_and_resets_the_clock(

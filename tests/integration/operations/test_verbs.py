@@ -245,19 +245,6 @@ def test_what_is_repeated_continues_and_what_was_completed_is_done_again(pages_o
     assert later().changed == 12
 
 
-def test_a_page_that_fails_is_neither_changed_nor_counted(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("broken")
-
-    pages_of(5)
-    many(12)
-    with monkeypatch.context() as broken, pytest.raises(ValueError, match="broken"):
-        broken.setattr(UnfinishedRun, "save", fail)
-        later()
-    assert moves() == [0] * 12
-    assert later().changed == 12
-
-
 def forgotten(count: int = 1) -> list[Timeout]:
     rows = many(count)
     Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(policy=FORGOTTEN)

@@ -263,21 +263,3 @@ def test_a_thousand_more_rows_cost_a_few_statements_each_page() -> None:
     ):
         assert len(sql_of(call)) <= most
     assert Timeout.objects.pending().count() == 1000
-
-
-@pytest.mark.slow
-def test_an_error_in_the_last_page_writes_nothing_and_leaves_the_transaction_usable(declare: Any) -> None:
-    Order.objects.bulk_create([Order(status="new", created_at=timezone.now()) for _ in range(1200)], batch_size=200)
-    last = Order.objects.latest("pk")
-    Order.objects.filter(pk=last.pk).update(created_at=None)
-    policy = declare(Order, name="bulky", since="created_at", after=timedelta(hours=1), when=None)
-    with transaction.atomic():
-        with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
-            dq.schedule_timeouts(Order.objects.all(), policy)
-        assert not Timeout.objects.exists()
-        with pytest.raises(ValueError, match="not in the database"):
-            orders = list(Order.objects.all())
-            Order.objects.filter(pk=last.pk)._raw_delete("default")
-            dq.schedule_timeouts(orders, policy, hours=1)
-        assert not Timeout.objects.exists()
-        assert dq.schedule_timeouts(Order.objects.all(), policy) == 1199

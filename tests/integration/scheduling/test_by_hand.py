@@ -197,23 +197,6 @@ def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_sche
     assert dq.reschedule_timeouts(rows, at=now + 2.75 * HOUR) == 3, "one of them is moved earlier"
 
 
-def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
-    policy = declare(
-        Order, name="bounded", after=HOUR, since="paid_at", when=Q(status="unpaid"), limits=dq.Limits(total=HOUR)
-    )
-    order.paid_at = now
-    order.save()
-    rows = dq.pending_timeouts(order, policy)
-    assert operations.postpone(rows, by="ana", reason="call", hours=5).changed == 1
-    with pytest.raises(dq.ExtensionLimit):
-        dq.extend_timeout(order, policy, minutes=1)
-    order.paid_at = now + 20 * HOUR
-    order.save()
-    row = rows.get()
-    assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
-    assert dq.extend_timeout(order, policy, hours=1)
-
-
 # What `cancel_timeout` closes: the round of the present `since`, though not armed yet, or one that was retried.
 CLOSED = ("cancelled", "hand", "the customer called")
 

@@ -94,12 +94,6 @@ def test_a_check_names_a_database_kept_in_a_local_time_that_repeats_an_hour(zone
     assert [zone in message and "'default'" in message for message in found] == [True] * expected
 
 
-@pytest.mark.parametrize(("micros", "ms"), [(0, 0), (1, 1), (999, 1), (1000, 1), (1001, 2)])
-def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> None:
-    base = datetime(2026, 7, 1, tzinfo=UTC)
-    assert clock.to_ms(base + timedelta(microseconds=micros)) == int(base.timestamp()) * 1000 + ms
-
-
 @pytest.fixture
 def naive_order(settings: Any) -> Iterator[Order]:
     """An order in a project without time zones."""

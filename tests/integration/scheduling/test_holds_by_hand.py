@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import IntegrityError, transaction
 
 import django_delayq as dq
 from django_delayq import operations
@@ -56,15 +55,6 @@ def test_a_held_timeout_keeps_the_rest_of_its_time(row: Timeout, order: Order, p
     assert again(row).lateness() == 0
 
 
-def test_nothing_to_hold_or_to_resume(order: Order, policy: Any) -> None:
-    assert dq.hold_timeout(order, policy) is None
-    pending = dq.schedule_timeout(order, policy, hours=1)
-    assert dq.resume_timeout(order, policy) is None
-    assert again(pending).state == "pending"
-    dq.cancel_timeout(order, policy)
-    assert dq.hold_timeout(pending) is None
-
-
 @pytest.mark.parametrize(
     ("until", "words"), [(T0, "in the past"), (T0.replace(tzinfo=None), "naive"), ("tomorrow", "datetime")]
 )
@@ -102,8 +92,3 @@ def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order,
         operations.hold_timeout(row, by=BY)
         operations.hold_timeout(Timeout.objects.filter(pk=0), by=BY)
     assert [(name, timeout.state) for name, timeout in got] == [("resumed", "pending"), ("held", "held")] * 3
-
-
-def test_the_database_refuses_a_held_row_without_a_rest(row: Timeout) -> None:
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Timeout.objects.filter(pk=row.pk).update(remaining=None)

@@ -104,34 +104,6 @@ def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_requ
     assert dq.cancel_timeout(lazy(), "cancel_unpaid") is True
 
 
-@pytest.mark.parametrize("wrong", [None, 5, Order, (Order,), (Order, "remind", 1), ("testapp.Order", "remind")])
-def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
-    with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
-        dq.get_policy(wrong)
-
-
-def test_an_unknown_name_is_explained() -> None:
-    for name in ("chase", "testapp.parcel.chase"):
-        with pytest.raises(dq.UnknownPolicy, match=f"^'{name}' is declared for testapp.Parcel, not for testapp.Order."):
-            dq.schedule_timeout(Order(pk=1), name, hours=1)
-    with pytest.raises(dq.UnknownPolicy, match=r"Did you mean 'testapp.parcel.chase'\?$"):
-        dq.get_policy("testapp.order.chsae")
-    with pytest.raises(dq.UnknownPolicy, match=f"Known: {', '.join(sorted(p.name for p in dq.get_policies(Order)))}"):
-        dq.get_policy((Order, "xyz"))
-
-
-def test_policies_of_what_is_no_model_and_a_policy_that_is_a_function_are_refused() -> None:
-    def remind(order: Any, timeout: Any) -> None: ...
-
-    wrong: Any
-    for wrong in ("testapp.Order", 5, Order()):
-        with pytest.raises(TypeError, match="takes a model class, not "):
-            dq.get_policies(wrong)
-    register: Any = dq.register_policy
-    with pytest.raises(dq.PolicyError, match=r"takes a TimeoutPolicy, not .*remind.*@timeout_policy\(Order, after="):
-        register(remind)
-
-
 # Which objects and rows a queryset names, if its order, a union or a join decides about them.
 
 
