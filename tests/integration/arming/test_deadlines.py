@@ -16,7 +16,6 @@ from django_delayq.arming.scan import candidates
 from django_delayq.arming.sync import Synced, TableSync, count_too_old, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from tests.integration.arming.conftest import SINCE
-from tests.support.seen import sql_of
 from tests.support.typed import Declare
 from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
@@ -193,23 +192,3 @@ def test_a_chain_that_its_own_handler_advances_survives_a_pause(declare: Declare
         testing.fire_due(policy)
     assert len(fired) == 18, "nine days of two orders"
     assert Timeout.objects.pending().filter(policy=policy.label, due_at__gt=timezone.now()).count() == 2
-
-
-@pytest.mark.dialect
-def test_rounds_that_were_moved_are_found_by_the_index_of_their_policy(declare: Declare) -> None:
-    """Not by reading all rows that the policy ever had, of which most are settled and old."""
-    policy, old = declared(declare), timezone.now() - 20 * DAY
-    Order.objects.bulk_create([Order(status="paid", created_at=old) for _ in range(3000)])
-    with clock.set_to(old):
-        dq.schedule_timeouts(Order.objects.all(), policy)
-        Timeout.objects.filter(policy=policy.label).update(
-            state="cancelled", cause="condition", slot_taken=None, settled_at=old
-        )
-    with connection.cursor() as cursor:
-        cursor.execute(f"ANALYZE TABLE {Timeout._meta.db_table}" if connection.vendor == "mysql" else "ANALYZE")
-    sent = sql_of(lambda: sync_policy(policy, "default"))
-    (search,) = (sql for sql in sent if "since_at" in sql and "run_at" in sql)
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{search}")
-        plan = "\n".join(" ".join(map(str, row)) for row in cursor.fetchall())
-    assert "delayq_policy" in plan, plan

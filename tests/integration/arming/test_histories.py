@@ -276,7 +276,9 @@ def test_an_attempt_after_a_payment_that_failed_has_the_idempotency_key_of_the_o
     for _ in range(2):
         fail_to_pay()
     waiting = dq.pending_timeouts(order, policy)
-    assert waiting.get().run_at > timezone.now() + timedelta(hours=23), "the payment does not end the wait for its retry"
+    assert waiting.get().run_at > timezone.now() + timedelta(hours=23), (
+        "the payment does not end the wait for its retry"
+    )
     waiting.update(run_at=timezone.now())  # a day later
     testing.fire_due(policy, raises=False)
     assert len(sent) == 2 and len(set(sent)) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -85,6 +84,14 @@ def test_a_changed_value_moves_the_deadline_and_null_exempts(declare: Declare, a
     assert write(40 * MINUTE)[0] == []
     Purchase.objects.filter(pk=obj.pk).update(status="unpaid")
     assert due(obj) == [40], "a round that continues has the present value"
+
+
+def test_a_story_says_how_a_deadline_was_computed(declare: Declare, channel: Channel) -> None:
+    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
+    obj, story = bought(channel=channel), lambda: dq.explain_timeout(obj, "pay").deadline
+    assert story() == "Its deadline was computed by its policy with channel__pay_within = 30 min."
+    dq.extend_timeout(obj, "pay", minutes=5)
+    assert story().startswith("Its deadline was set by hand")
 
 
 BY_HAND: dict[str, Any] = {
@@ -200,27 +207,3 @@ def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand
     assert row_of(by_hand).is_computed and row_of(by_hand).first_due_at == at(45)
     (event,) = [each for each in row_of(plain).history if each["what"] == "replanned"]
     assert (event["by"], event["reason"]) == (BY, "new terms")
-
-
-def broken(purchase: Purchase) -> timedelta:
-    raise ValueError("broken")
-
-
-def test_what_cannot_be_computed_stays_and_says_why(declare: Declare) -> None:
-    redeclared(declare, 30 * MINUTE)
-    gone, unknown, fired, obj = (bought(grace=grace) for grace in (*[MINUTE] * 3, None))
-    rows = {each.pk: row_of(each).pk for each in (gone, unknown, fired)}
-    for after in ("grace", broken, timedelta(days=100 * 365)):
-        redeclared(declare, after)
-        assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.NO_DEADLINE: 1}
-    assert due(obj) == [30]
-    redeclared(declare, "grace")
-    dq.cancel_timeout(fired, "pay")
-    Timeout.objects.filter(object_id=str(unknown.pk)).update(policy="testapp.purchase.former")
-    Purchase.objects.filter(pk=gone.pk)._raw_delete("default")
-    refused = {each.id: each.why for each in replan(Timeout.objects.filter(pk__in=rows.values()), by=BY).refusals}
-    assert refused == {
-        rows[gone.pk]: Refusal.OBJECT_GONE,
-        rows[unknown.pk]: Refusal.POLICY_UNKNOWN,
-        rows[fired.pk]: Refusal.SETTLED,
-    }

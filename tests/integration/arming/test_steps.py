@@ -223,18 +223,13 @@ def test_a_move_computes_a_few_datetimes_however_often_a_step_repeats(declare: D
 
 WRONG: list[tuple[dict[str, Any], Any, str]] = [
     ({"offset": 3}, note, "its offset must be a timedelta or span"),
-    ({"offset": 1.5}, note, "a fraction of the time such as 0.75"),
     ({"offset": 3 * DAY}, note, "would never run: the handler of its policy acts at 3 d after its deadline"),
     ({"every": timedelta(0)}, note, "every must be a timedelta of a second or more"),
-    ({"every": 7}, note, "every must be"),
     ({"times": 3}, note, "times needs every="),
     ({"every": DAY, "times": 0}, note, "times must be an int from 1"),
-    ({"atomic": 1}, note, "atomic must be True or False"),
     ({"name": "no name"}, note, "give name="),
-    ({"name": "n" * 51}, note, "at most 50 characters"),
     ({"name": "friendly"}, note, "another step has this name"),
     ({}, lambda obj: None, "is called with (obj, timeout), but takes"),
-    ({}, "no function", "decorates a function"),
 ]
 
 

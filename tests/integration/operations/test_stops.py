@@ -32,13 +32,10 @@ from django_delayq.operations import continue_moves, hold, pause, resume
 from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.operations.policies import end_holds, outlasts
 from django_delayq.worker.lines import Lines
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources.ledger import LedgerSource
 from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
-from tests.integration.operations.conftest import BY, changes, held_for, many, pending, running, said, state_of, stops
-from tests.integration.operations.names import DAY, HOUR, LINGER, MINUTE, REMIND, Declare
-from tests.support.waiting import wait_until
+from tests.integration.operations.conftest import BY, changes, held_for, many, pending, said, state_of, stops
+from tests.integration.operations.names import HOUR, LINGER, MINUTE, REMIND, Declare
 from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
@@ -235,16 +232,6 @@ def test_a_stop_outlasts_one_that_ends_earlier_or_at_the_same_time(order: Order)
     assert outlasts(state_of(), None) and outlasts(state_of(), end)
 
 
-@pytest.mark.usefixtures("source", "frequent_sweeps")
-def test_two_workers_resume_a_hold_at_its_end_and_its_timeouts_fire() -> None:
-    hold(REMIND, by=BY, until=timezone.now() + DAY)
-    due_orders("remind", 5)
-    with running(2, concurrency=2):
-        PolicyControl.objects.update(until=timezone.now())
-        wait_until(lambda: Timeout.objects.filter(policy=REMIND, state="fired").count() == 5)
-    assert PolicyChange.objects.filter(what="resumed").count() == 1
-
-
 LABEL = "testapp.order.guarded"
 LATE = {"after": 3600, "then": "skip"}
 DECLARED: tuple[Late, Brake, int] = (Late(HOUR), Brake(500, HOUR), 100)
@@ -427,17 +414,3 @@ def test_a_firing_means_the_same_by_stopped_as_others(declare: Declare, monkeypa
         Timeout.objects.filter(pk=row.pk).update(state="pending", cause="", settled_at=None, slot_taken=1)
     # Under each of the two labels: a pause without an end or before it, a hold and a release whatever their ends.
     assert (outcomes.count(False), outcomes.count(True)) == (16, 20)
-
-
-def test_without_redis_what_somebody_else_resumes_is_claimed_by_the_next_look() -> None:
-    """Also while the cache is under a second old: a worker reads it once a second, and might miss the change twice."""
-    [row] = due_orders("remind")
-    pause(REMIND, by=BY)
-    source, lines = LedgerSource("default", None, ClockSkew("default")), Lines("default", 4, 0.5)
-    assert list(source.due(lines)) == []
-    PolicyControl.objects.update(stop="")  # another process: this one still remembers
-    assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
-    source.check_now()
-    assert list(source.due(lines)) == [REMIND]
-    assert REMIND in lines.may_run()
-    assert source.take({REMIND: 10}) == {REMIND: {row.pk: 1}}

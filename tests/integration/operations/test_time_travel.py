@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -192,19 +191,6 @@ def test_production_reads_nothing_of_it_and_says_so(trial: Any, settings: Any, d
     [found] = [finding for finding in examine(quick=True) if finding.id == "clock.advanced"]
     assert found.level == WARNING
     assert found.msg.startswith("The clock of this database was advanced 1 time, by 30 d, last by admin:alice on ")
-
-
-def test_others_know_it_in_a_second(
-    trial: Any, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began = timezone.now()
-    assert trial.due_of(None, began) == began + DAY
-    ClockAdvance.objects.create(at=timezone.now(), length=HOUR, by=BY)  # as another process does
-    with django_assert_num_queries(0):
-        assert trial.due_of(None, began) == began + DAY, "cached"
-    now = time.monotonic()
-    monkeypatch.setattr("django_delayq.ledger.advances.time.monotonic", lambda: now + 1.1)
-    assert trial.due_of(None, began) == began + DAY - HOUR
 
 
 def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_passed(admin_client: Client) -> None:

@@ -245,21 +245,3 @@ def test_only_what_was_changed_in_one_of_the_rows_is_written() -> None:
     assert all("reason" not in sql for sql in sent)
     found = Timeout.objects.order_by("pk").values_list("extensions", "reason")
     assert list(found) == [(number, "by another transaction") for number in (0, 2, 0)]
-
-
-@pytest.mark.slow
-def test_a_thousand_more_rows_cost_a_few_statements_each_page() -> None:
-    Order.objects.bulk_create([Order(status="new") for _ in range(2000)], batch_size=200)
-    first, rest = Order.objects.order_by("pk")[:1000], list(Order.objects.order_by("-pk")[:1000])
-    pending = dq.pending_timeouts(Order, "remind")
-    for most, call in (
-        (12, lambda: dq.schedule_timeouts(first, "remind", minutes=5)),
-        (20, lambda: dq.schedule_timeouts(Order.objects.all(), "remind", minutes=6)),
-        # BEGIN is not counted everywhere; locking takes two statements where a database locks what it reads.
-        (4 * 10 + 2, lambda: dq.extend_timeouts(pending, minutes=1)),
-        (4 * 10 + 2, lambda: dq.reschedule_timeouts(pending, minutes=1)),
-        (4 * 10 + 2, lambda: dq.cancel_timeouts(pending)),
-        (12, lambda: dq.schedule_timeouts(rest, "remind", minutes=5)),
-    ):
-        assert len(sql_of(call)) <= most
-    assert Timeout.objects.pending().count() == 1000

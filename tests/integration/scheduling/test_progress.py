@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 Act = Callable[[Any, Any], object]
 ARMED: dict[str, Any] = {"since": "opened_at", "when": ~Q(status="closed"), "hold_when": Q(status="waiting")}
 BY = "test:operator"
-NONE = timedelta(0)
 TIMES: dict[str, Any] = {"real time": 8 * HOUR, "by the team": Working(hours=8, calendar="team__calendar")}
 
 

@@ -73,18 +73,6 @@ def test_the_writing_verbs_take_one_timeout_and_leave_the_others_of_its_object_a
     assert (Timeout.objects.get(pk=due.pk).state, later.state) == ("fired", "pending")
 
 
-@pytest.mark.parametrize("verb", [dq.cancel_timeout, dq.get_deadline, dq.extend_timeout, dq.explain_timeout])
-def test_a_timeout_is_refused_beside_a_policy_or_a_key_that_is_not_its_own(order: Order, verb: Any) -> None:
-    row = dq.schedule_timeout(order, "remind", key="first", hours=1)
-    delay = {"minutes": 1} if verb is dq.extend_timeout else {}
-    for wrong in ({"policy": "linger"}, {"policy": dq.get_policy("testapp.order.linger")}, {"key": "second"}):
-        with pytest.raises(ValueError, match="is not a timeout of"):
-            verb(row, **wrong, **delay)
-    policy = dq.get_policy("testapp.order.remind")
-    for named in ({}, {"policy": "remind", "key": "first"}, {"policy": policy}, {"policy": policy.label}):
-        verb(row, **named, **delay)
-
-
 def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_request(order: Order) -> None:
     def lazy() -> Any:
         return SimpleLazyObject(lambda: Order.objects.get(pk=order.pk))
