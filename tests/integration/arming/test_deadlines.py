@@ -67,6 +67,15 @@ def test_it_is_due_before_the_time_it_counts_from_in_every_way_to_arm_and_to_rea
     assert sync_policy(policy, "default") == Synced()
 
 
+def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
+    policy = declared(declare, after=lambda order: -HOUR, since=SINCE["function"])
+    declare(Order, name="by_hand", after=lambda order: -HOUR)
+    order = new_order(timezone.now() + 2 * HOUR)
+    assert dq.get_deadline(order, policy) == order.created_at - HOUR  # type: ignore[operator]
+    with pytest.raises(dq.InvalidDelay, match="must not be negative, but is -1 h"):
+        dq.schedule_timeout(order, "by_hand")
+
+
 # A `since` that means "never", such as 31 December 9999: nothing is armed, and nothing raises.
 NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 AWAY = [NEVER, datetime(2108, 12, 31, 23, 30, tzinfo=UTC)]

@@ -18,7 +18,6 @@ from django_delayq.arming import scan, sync
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
-from django_delayq.sql.statements import CHUNK
 from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import in_another_thread
 from tests.support.seen import sql_of
@@ -103,12 +102,13 @@ def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutP
 @pytest.mark.parametrize("values", [{"note": EXEMPT}, {}, {"created_at": timezone.now() - 300 * DAY}])
 @pytest.mark.parametrize("policy", ["both"], indirect=True)
 def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
-    policy: dq.TimeoutPolicy[Any], values: dict[str, Any]
+    policy: dq.TimeoutPolicy[Any], values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exempt objects, those that have fired, and those whose rounds are too old to be armed."""
+    monkeypatch.setattr(scan, "CHUNK", 50)
     counts = []
     for _ in range(2):
-        slow_orders(CHUNK, **values)
+        slow_orders(50, **values)
         sync_policy(policy, "default")
         Timeout.objects.pending().update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
         found = list[Synced]()

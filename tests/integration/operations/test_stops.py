@@ -31,7 +31,6 @@ from django_delayq.operations import changes as policy_changes
 from django_delayq.operations import continue_moves, hold, pause, resume
 from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.operations.policies import end_holds, outlasts
-from django_delayq.worker.lines import Lines
 from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY, changes, held_for, many, pending, said, state_of, stops
@@ -351,19 +350,6 @@ def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_n
     assert all(waits(row) for row in rows)
     assert resume(label, by=BY, shift=False) is not None
     assert set(fire(*rows).fired) == {row.pk for row in rows}
-
-
-def test_a_suspect_that_was_stopped_so_late_waits_until_each_process_knows_and_its_line_is_not_asked_any_more() -> None:
-    [row] = due_orders("remind")
-    works, _ = plan({row.pk: 2}, "default")
-    lines = Lines("default", 4, 0.5)
-    assert REMIND in lines.may_run()
-    at("noted", lambda: pause(REMIND, by=BY))
-    report = run(works[0], "default")
-    assert report.now is not None and report.fired == ()
-    assert report.again[row.pk] == report.now + timedelta(seconds=controls.CACHE_SECONDS)
-    assert waits(row), "it is charged for nothing"
-    assert REMIND not in lines.may_run(by_last_answer=True)
 
 
 @pytest.mark.dialect

@@ -17,10 +17,9 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.ledger import subjects
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.templatetags.delayq import deadline
 from django_delayq.testing import fire_due
-from tests.support.typed import Declare, Patch
+from tests.support.typed import Patch
 from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -46,14 +45,6 @@ def test_the_reading_verbs_take_timeouts_and_the_name_of_a_policy(order: Order) 
         Order.objects.update(status=status)
         assert dq.sync_timeouts(synced) == 1
     assert dq.get_deadline(row) is None
-
-
-def test_a_name_finds_rows_under_the_former_name_of_their_policy(order: Order, declare: Declare) -> None:
-    former = declare(Order, name="former")
-    row = dq.schedule_timeout(order, former, hours=1)
-    registry.remove(former)
-    declare(Order, name="renamed", aliases=["former"])
-    assert list(dq.pending_timeouts(row, "former")) == list(dq.pending_timeouts(row, "renamed")) == [row]
 
 
 def test_the_writing_verbs_take_one_timeout_and_leave_the_others_of_its_object_alone(order: Order) -> None:

@@ -13,13 +13,14 @@ from django.db.models import Q
 from django.utils.connection import ConnectionDoesNotExist
 
 import django_delayq as dq
-from django_delayq import PolicyError, Wall, Working, WorkingHours
+from django_delayq import PolicyError, Wall, Working, WorkingHours, clock
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.models import Timeout
 from django_delayq.monitoring.misfits import delays
 from django_delayq.operations import change_delay, preview_delay
+from django_delayq.testing import fire_due
 from django_delayq.times.paths import value_at
 from tests.integration.times.conftest import HOUR, OFFICE, Declare, at, only_row, opened
 from tests.support.seen import sql_of
@@ -239,3 +240,15 @@ def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
     assert change_delay(policy, None, by=BY, mode="recompute").moved == 3
     assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
     assert [each.level for each in delays("default")] == [20]
+
+
+def test_a_preview_counts_what_would_be_due_at_once(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, name="answer", after=Working(hours=20, calendar="team__calendar"), **OPEN)
+    opened(team, "Mon 10:00")
+    opened(team, "Mon 15:00")
+    with clock.set_to(at("Tue 10:00")):
+        seen = preview_delay(policy, 4 * HOUR)
+        assert (seen.pending, seen.overdue) == (2, 1)
+        assert str(seen.after) == "4 working hours, team__calendar"
+        assert change_delay(policy, 4 * HOUR, by=BY, mode="recompute").moved == 2
+        assert fire_due() == 1
