@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.db.models import Q
 from django.utils import timezone
@@ -108,6 +109,8 @@ def test_without_a_place_for_failures_the_first_is_raised_after_the_sync(policy:
     assert pending() == keys(first, last)
     with pytest.raises(ValueError, match="no number"):
         bad.save()
+    with pytest.raises(CommandError, match=f"the deadline of object {bad.pk} cannot be computed: ValueError"):
+        call_command("delayq_sync")
     story = dq.explain_timeout(bad, policy)
     assert story.outlook == "Nothing is pending: its deadline cannot be computed. ValueError: no number: oops"
 

@@ -297,6 +297,20 @@ def test_arming_a_new_object_and_saving_one_that_is_exempt_read_no_earlier_round
     assert not [sql for sql in sql_of(order.save) if "condition" in sql]
 
 
+@of_each_kind
+def test_a_new_object_with_the_key_of_a_deleted_one_keeps_nothing(declare: Declare, since: Any) -> None:
+    begin = timezone.now()
+    policy = declare(Order, **PAYS | {"since": since})
+    order = new_order(begin)
+    dq.extend_timeout(order, policy, minutes=60)
+    set_status(order, "paying")
+    key = order.pk
+    order.delete()
+    new_order(begin, pk=key)
+    row = Timeout.objects.get(policy=policy.label, state="pending")
+    assert (row.extensions, row.due_at) == (0, begin + 30 * MINUTE)
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_firing_that_fails_after_its_start_came_back_is_retried_or_ends_as_its_cancel_wants(
     declare: Declare, cancelled: bool

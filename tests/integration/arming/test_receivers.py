@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Case, Exists, Q, QuerySet, When
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
@@ -25,7 +25,6 @@ from tests.testapp.models import ExpressOrder, Item, Order, OrderProxy, Parcel, 
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HALF_AN_HOUR = timedelta(minutes=30)
-LEDGER = Timeout._meta.db_table
 
 
 @pytest.fixture
@@ -105,29 +104,6 @@ def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first
     assert sorted(ends()) == [*[("cancelled", "gone")] * 2, *[("pending", "")] * 3]
 
 
-@pytest.mark.parametrize("is_pending", [False, True])
-def test_a_row_that_is_deleted_while_a_save_is_being_armed_is_left_alone(
-    declare: Declare, now: datetime, is_pending: bool
-) -> None:
-    """Outside a transaction the save is committed, and another one may delete the row at any time."""
-    policy = declare(Order, name="called", since=lambda order: order.created_at, after=HALF_AN_HOUR, when=Q())
-    order = Order.objects.create(created_at=now)
-    if not is_pending:
-        Timeout.objects.all().delete()
-    Order.objects.update(created_at=now + timedelta(hours=1))
-    deletions: Iterator[Any] = iter([Order.objects.filter(pk=order.pk)])
-
-    def delete_after_the_state_is_read(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        done = execute(sql, *rest)
-        if sql.startswith("SELECT") and LEDGER in sql and (rows := next(deletions, None)) is not None:
-            rows._raw_delete("default")
-        return done
-
-    with connection.execute_wrapper(delete_after_the_state_is_read):
-        order.save()
-    assert Timeout.objects.pending().filter(policy=policy.label).count() == is_pending
-
-
 # `ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does.
 
 
@@ -136,6 +112,23 @@ def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
     orders().bulk_create([Order(created_at=now, status="paid"), Order()], batch_size=1)
     assert pending() == 5
     assert orders().bulk_create([]) == []
+
+
+def test_rows_whose_policy_raises_are_not_written(declare: Declare, now: datetime) -> None:
+    def since(order: Order) -> datetime:
+        if order.note == "wrong":
+            raise ZeroDivisionError
+        return now
+
+    declare(Order, name="wrong", since=since, after=HALF_AN_HOUR, when=Q(status="unpaid"))
+    with pytest.raises(ZeroDivisionError):
+        orders().bulk_create([Order(note="wrong")])
+    assert not Order.objects.exists()
+    order = Order.objects.create()
+    with pytest.raises(ZeroDivisionError):
+        orders().update(note="wrong")
+    order.refresh_from_db()
+    assert order.note is None
 
 
 def test_update_cancels_arms_and_moves(placed: list[Order], now: datetime, small_pages: None) -> None:
@@ -215,6 +208,13 @@ def test_an_upsert_that_may_find_rows_under_other_keys_is_refused(
     options: dict[str, Any] = {} if connection.vendor == "mysql" else {"unique_fields": ["status"]}
     with pytest.raises(ValueError, match="keeps its own key"):
         rows_of(Parcel).bulk_create([Parcel(sent_at=now)], update_conflicts=True, update_fields=["sent_at"], **options)
+
+
+def test_an_error_of_the_database_passes_and_arms_nothing(now: datetime) -> None:
+    vouchers = [Voucher(code="B", issued_at=now), Voucher(code=Voucher.objects.create(code="A").code)]
+    with pytest.raises(IntegrityError), transaction.atomic():
+        rows_of(Voucher).bulk_create(vouchers)
+    assert pending() == 0
 
 
 @needs_row_locks

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
@@ -139,26 +139,6 @@ def test_without_statistics_the_database_looks_up_each_object_too(plain: dq.Time
     assert "Join" not in unarmed + mismatched
 
 
-def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(declare: Any) -> None:
-    orders = slow_orders(3)
-
-    def lock_all() -> None:
-        with transaction.atomic():
-            nowait = connection.features.has_select_for_update_nowait
-            rows = Order.objects.select_for_update(nowait=nowait) if nowait else Order.objects.all()
-            assert len(rows) == 3
-            Order.objects.filter(pk=orders[0].pk).update(note="changed meanwhile")
-
-    def after(order: Order) -> timedelta:
-        if not connection.in_atomic_block:  # under the lock it is asked again
-            in_another_thread(lock_all)
-        return HOUR
-
-    policy = declare(Order, **SLOW | {"after": after})
-    assert sync_policy(policy, "default").armed == 3
-    assert Order.objects.filter(note="changed meanwhile").count() == 1
-
-
 def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
     paid, moved, gone, kept = slow_orders(4)
     later = timezone.now() + timedelta(minutes=10)
@@ -233,6 +213,21 @@ def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pyte
     pause = TableSync("default").run()
     spent = next(calls) / 2 * 0.2  # the clock is read before and after each step
     assert pause == pytest.approx(19 * spent)
+
+
+def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(long: dq.TimeoutPolicy[Any]) -> None:
+    """Otherwise no worker would continue the pass until the claim ends, and this one not for an interval."""
+    tables = begun(long, 7)
+
+    def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql:
+            raise OperationalError("the server is gone")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError):
+        tables.run()
+    pauses = [tables.run() for _ in range(8)]
+    assert (pending(long), pauses[0] < 20.0) == (7, True)  # half an interval, if it took the claim for another's
 
 
 @pytest.mark.usefixtures("small")

@@ -16,7 +16,7 @@ from django_delayq.policy.policies import get_policy
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, refused, said
 from tests.integration.operations.names import DAY, HOUR, Declare, PagesOf
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Effect, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,6 +53,21 @@ def test_every_settled_row_is_repeated_by_a_new_one_and_stays(order: Order, stat
     assert refused(refire(row, by=BY)) == {row.pk: "slot_taken"}, "while the first is pending"
     assert fire_due() == 1
     assert Effect.objects.get().timeout_id == new.pk
+
+
+def test_each_policy_of_a_table_gets_objects_of_its_own_model(order: Order, declare: Declare) -> None:
+    asked: list[type[Order]] = []
+
+    def since(obj: Order) -> Any:
+        asked.append(type(obj))
+        return timezone.now()
+
+    for number, model in enumerate((Order, OrderProxy, Order)):
+        policy = declare(model, name=f"of_{number}", since=since, after=HOUR)
+        as_if(schedule_timeout(model.objects.get(pk=order.pk), policy), "fired", "due")
+    asked.clear()
+    assert refire(Timeout.objects.all(), by=BY).changed == 3
+    assert sorted(asked, key=str) == [Order, Order, OrderProxy]
 
 
 @pytest.mark.parametrize(("verb", "make"), [(refire, fired), (retry, dead)], ids=["refire", "retry"])

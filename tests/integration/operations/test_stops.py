@@ -16,6 +16,7 @@ from django_delayq import (
     InvalidDelay,
     Late,
     Retry,
+    UnknownPolicy,
     clock,
     explain_timeout,
     get_policy,
@@ -31,10 +32,14 @@ from django_delayq.operations import changes as policy_changes
 from django_delayq.operations import continue_moves, hold, pause, resume
 from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.operations.policies import end_holds, outlasts
+from django_delayq.worker.lines import Lines
+from django_delayq.worker.servers import ClockSkew
+from django_delayq.worker.sources.ledger import LedgerSource
 from tests.integration.firing.conftest import another_session, fire, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
-from tests.integration.operations.conftest import BY, changes, held_for, many, pending, said, state_of, stops
-from tests.integration.operations.names import HOUR, LINGER, MINUTE, REMIND, Declare
+from tests.integration.operations.conftest import BY, changes, held_for, many, pending, running, said, state_of, stops
+from tests.integration.operations.names import DAY, HOUR, LINGER, MINUTE, REMIND, Declare
+from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
@@ -231,6 +236,17 @@ def test_a_stop_outlasts_one_that_ends_earlier_or_at_the_same_time(order: Order)
     assert outlasts(state_of(), None) and outlasts(state_of(), end)
 
 
+@pytest.mark.usefixtures("source")
+def test_two_workers_resume_a_hold_at_its_end_and_its_timeouts_fire(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
+    hold(REMIND, by=BY, until=timezone.now() + DAY)
+    due_orders("remind", 5)
+    with running(2, concurrency=2):
+        PolicyControl.objects.update(until=timezone.now())
+        wait_until(lambda: Timeout.objects.filter(policy=REMIND, state="fired").count() == 5)
+    assert PolicyChange.objects.filter(what="resumed").count() == 1
+
+
 LABEL = "testapp.order.guarded"
 LATE = {"after": 3600, "then": "skip"}
 DECLARED: tuple[Late, Brake, int] = (Late(HOUR), Brake(500, HOUR), 100)
@@ -253,6 +269,7 @@ def in_force(state: PolicyState | None = None) -> tuple[Late | None, Brake | Non
         ({"late": None, "brake": None, "shadow": 0}, (None, None, 0)),
         ({"late": {"after": 0.5, "then": "dead"}}, (Late(HOUR / 7200, "dead"), *DECLARED[1:])),
         ({"brake": {"most": 7, "per": 60}, "shadow": 10}, (DECLARED[0], Brake(7, HOUR / 60), 10)),
+        *((wrong, DECLARED) for wrong in ({"late": {"after": "soon"}}, {"brake": 5}, ["late"], {"shadow": None})),
     ],
 )
 def test_what_an_operator_has_set_replaces_what_is_declared(guarded: None, guards: Any, expected: Any) -> None:
@@ -301,6 +318,10 @@ def test_a_guard_is_set_and_declared_again_and_each_change_is_stored(
     assert in_force() == DECLARED
     assert policy_state(LABEL, "default").set_by(operation) == ""
     assert PolicyControl.objects.get().guards == {}
+    with pytest.raises(ValueError, match="either off=True or Late"):
+        operations.late(LABEL, after=HOUR, off=True, by=BY)
+    with pytest.raises(UnknownPolicy):
+        operations.shadow("testapp.order.guardet", share=1, by=BY)
     assert list(PolicyChange.objects.order_by("id").values_list("by", flat=True)) == [BY, "cli:bob"]
 
 
@@ -350,6 +371,20 @@ def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_n
     assert all(waits(row) for row in rows)
     assert resume(label, by=BY, shift=False) is not None
     assert set(fire(*rows).fired) == {row.pk for row in rows}
+
+
+def test_without_redis_what_somebody_else_resumes_is_claimed_by_the_next_look() -> None:
+    """Also while the cache is under a second old: a worker reads it once a second, and might miss the change twice."""
+    [row] = due_orders("remind")
+    pause(REMIND, by=BY)
+    source, lines = LedgerSource("default", None, ClockSkew("default")), Lines("default", 4, 0.5)
+    assert list(source.due(lines)) == []
+    PolicyControl.objects.update(stop="")  # another process: this one still remembers
+    assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
+    source.check_now()
+    assert list(source.due(lines)) == [REMIND]
+    assert REMIND in lines.may_run()
+    assert source.take({REMIND: 10}) == {REMIND: {row.pk: 1}}
 
 
 @pytest.mark.dialect

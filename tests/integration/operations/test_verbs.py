@@ -255,6 +255,19 @@ def states() -> list[tuple[str, str]]:
     return list(Timeout.objects.order_by("pk").values_list("state", "cause"))
 
 
+def test_a_page_that_fails_is_neither_changed_nor_counted(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("broken")
+
+    pages_of(5)
+    many(12)
+    with monkeypatch.context() as broken, pytest.raises(ValueError, match="broken"):
+        broken.setattr(UnfinishedRun, "save", fail)
+        later()
+    assert moves() == [0] * 12
+    assert later().changed == 12
+
+
 def test_pending_rows_are_cancelled_and_the_others_stay(order: Order) -> None:
     (row,) = forgotten()
     as_if(dead(Order.objects.create()), "dead", "retries", policy=FORGOTTEN)

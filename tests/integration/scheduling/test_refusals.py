@@ -147,6 +147,7 @@ REFUSED: Cases = {
     "operate on an object": (TypeError, "Expected timeouts.*not Order", lambda o: operate.cancel(o, by="x")),
     "cancel an unsaved timeout": (ValueError, "not a row of the ledger", lambda o: verbs.cancel_timeouts(Timeout())),
     "sync a class": (TypeError, "Pass Order", lambda o: verbs.sync_timeouts(Order)),
+    "a timeout, and another policy": (ValueError, "not a timeout of", lambda o: dq.cancel_timeout(row(o), "linger")),
     "pending of a number": (TypeError, "not 7", lambda o: verbs.pending_timeouts(7)),
 }  # fmt: skip
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission
-from django.contrib.contenttypes.models import ContentType
-from django.db.models import Exists, OuterRef, QuerySet, prefetch_related_objects
+from django.db.models import Exists, OuterRef, prefetch_related_objects
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
@@ -138,28 +135,3 @@ def test_a_queryset_of_rows_about_a_queryset_is_read_when_it_is_evaluated(
     assert Customer.objects.filter(Exists(own)).count() == 2, "a subquery may depend on the query around it"
     assert dq.cancel_timeouts(rows) == 2
     assert objects_of(dq.pending_timeouts(Order.objects.all())) == ids(second, fourth)
-
-
-@pytest.fixture
-def joined(monkeypatch: Patch) -> Iterator[QuerySet[Timeout]]:
-    """All timeouts of orders, each of which a join repeats five times; pages of two rows."""
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
-    kind = ContentType.objects.get_for_model(Order)
-    repeats = [Permission.objects.create(content_type=kind, codename=f"repeat{number}") for number in range(5)]
-    yield Timeout.objects.filter(content_type__permission__in=repeats)
-    Permission.objects.filter(pk__in=[each.pk for each in repeats]).delete()
-
-
-@pytest.mark.parametrize("given", ["list", "join", "slice"])
-def test_a_row_that_is_named_often_is_moved_and_counted_once(
-    given: str, order: Order, joined: QuerySet[Timeout]
-) -> None:
-    """Its repetitions may be on two pages. A slice is not read page by page."""
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    for key in "abcd":
-        dq.schedule_timeout(order, "remind", hours=2, key=key)
-    assert dq.extend_timeouts([row] * 3 if given == "list" else joined.filter(key=""), minutes=1) == 1
-    moved = Timeout.objects.get(pk=row.pk)
-    assert (moved.due_at - row.due_at, moved.extensions) == (timedelta(minutes=1), 1)
-    assert joined.count() == 25
-    assert operations.cancel(joined[:25] if given == "slice" else joined, by="ada").changed == 5
