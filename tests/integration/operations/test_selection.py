@@ -372,6 +372,7 @@ def test_a_policy_leads_to_the_objects_on_all_its_paths(declare: Declare, option
     assert related_paths(policy) == paths
 
 
+@pytest.mark.dialect
 def test_where_selects_by_columns_over_foreign_keys(market: list[Purchase]) -> None:
     assert market[0].channel is not None
     channel = market[0].channel
@@ -404,6 +405,7 @@ def test_rest_refuses_what_the_visitor_may_not_view(market: list[Purchase]) -> N
     assert asked(purchases, where="status=unpaid") == asked(purchases, related="testapp.merchant") == 400
 
 
+@pytest.mark.dialect
 def test_very_many_objects_are_selected_by_a_subquery(market: list[Purchase], monkeypatch: pytest.MonkeyPatch) -> None:
     """A merchant may have 100,000: neither are some left out, nor is each key a parameter."""
     monkeypatch.setattr("django_delayq.operations.selection.MAX_OBJECTS", 2)
