@@ -10,6 +10,7 @@ from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import Late, Working, clock
+from django_delayq.arming.sync import sync_policy
 from django_delayq.firing import rails
 from django_delayq.firing.works import Candidate
 from django_delayq.ledger.controls import Guards
@@ -124,6 +125,14 @@ def test_what_is_too_late_does_not_wait_for_the_opening_to_be_in_time(
     in_time = back == "Mon 11:30"
     assert fires_at(back) == len(calls) == len(questions) == in_time
     assert only_row().state == ("fired" if in_time else "skipped")
+
+
+def test_a_sync_of_rows_with_different_deadlines_shows_the_opening(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, within=OFFICE, **NIGHT)
+    Ticket.objects.bulk_create([Ticket(opened_at=at("Mon 09:00")), Ticket(opened_at=at("Mon 11:00"))])
+    assert sync_policy(policy, "default").armed == 2
+    assert [row.due_at for row in Timeout.objects.order_by("due_at")] == [at("Mon 19:00"), at("Mon 21:00")]
+    assert {row.run_at for row in Timeout.objects.all()} == {at("Tue 09:00")}
 
 
 def test_one_statement_does_not_decide_about_calendars(declare: Declare) -> None:
