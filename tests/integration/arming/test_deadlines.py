@@ -16,7 +16,6 @@ from django_delayq.arming.scan import candidates
 from django_delayq.arming.sync import Synced, TableSync, count_too_old, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from tests.integration.arming.conftest import SINCE
-from tests.support.seen import sql_of
 from tests.support.typed import Declare
 from tests.support.workers import states_in_order as states
 from tests.testapp.models import Order
@@ -77,13 +76,6 @@ def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
         dq.schedule_timeout(order, "by_hand")
 
 
-def test_there_is_no_deadline_before_the_year_1(declare: Declare) -> None:
-    begin = datetime(1, 1, 1, 0, 30, tzinfo=UTC)
-    assert declared(declare, after=-HOUR).due_of(None, begin) is None
-    with pytest.raises(dq.InvalidDelay, match="1 h before .* too far in the past"):
-        clock.shifted(begin, -HOUR)
-
-
 # A `since` that means "never", such as 31 December 9999: nothing is armed, and nothing raises.
 NEVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 AWAY = [NEVER, datetime(2108, 12, 31, 23, 30, tzinfo=UTC)]
@@ -132,20 +124,6 @@ def test_infinity_counts_as_never_although_no_driver_can_read_it(declare: Declar
     Timeout.objects.filter(object_id=good.pk).delete()
     assert sync_policy(policy, "default") == Synced(armed=1)
     assert dq.get_deadline(good, policy)
-
-
-def test_the_verbs_ask_for_a_delay_and_take_one(policy: TimeoutPolicy[Any]) -> None:
-    order = new_order(NEVER)
-    for call in (lambda: dq.schedule_timeout(order, policy), lambda: dq.schedule_timeouts([order], policy)):
-        with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
-            call()
-    row = dq.schedule_timeout(order, policy, seconds=0)
-    row.refresh_from_db()
-    assert row.since_at is None, "pages could not show 31 December 9999 in a zone east of Greenwich"
-    order.save()
-    assert sync_policy(policy, "default") == Synced()
-    assert testing.fire_due(policy) == 1
-    assert dq.cancel_timeout(order, policy) is False
 
 
 # How old a deadline may be that is armed by the sync, and by the handler of the policy.
@@ -209,23 +187,3 @@ def test_a_chain_that_its_own_handler_advances_survives_a_pause(declare: Declare
         testing.fire_due(policy)
     assert len(fired) == 18, "nine days of two orders"
     assert Timeout.objects.pending().filter(policy=policy.label, due_at__gt=timezone.now()).count() == 2
-
-
-@pytest.mark.dialect
-def test_rounds_that_were_moved_are_found_by_the_index_of_their_policy(declare: Declare) -> None:
-    """Not by reading all rows that the policy ever had, of which most are settled and old."""
-    policy, old = declared(declare), timezone.now() - 20 * DAY
-    Order.objects.bulk_create([Order(status="paid", created_at=old) for _ in range(3000)])
-    with clock.set_to(old):
-        dq.schedule_timeouts(Order.objects.all(), policy)
-        Timeout.objects.filter(policy=policy.label).update(
-            state="cancelled", cause="condition", slot_taken=None, settled_at=old
-        )
-    with connection.cursor() as cursor:
-        cursor.execute(f"ANALYZE TABLE {Timeout._meta.db_table}" if connection.vendor == "mysql" else "ANALYZE")
-    sent = sql_of(lambda: sync_policy(policy, "default"))
-    (search,) = (sql for sql in sent if "since_at" in sql and "run_at" in sql)
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN {'QUERY PLAN ' * (connection.vendor == 'sqlite')}{search}")
-        plan = "\n".join(" ".join(map(str, row)) for row in cursor.fetchall())
-    assert "delayq_policy" in plan, plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -29,7 +28,6 @@ from tests.support.purchases import (
 from tests.testapp.market import Channel, Label, Merchant, Payment, Purchase, Remark
 
 pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
-Deadline = timedelta | None
 
 
 def policy_pay(purchase: Purchase) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import django_delayq as dq
-from django_delayq import PolicyError, Wall, Working, WorkingHours, clock, operations, pending_timeouts
+from django_delayq import Wall, Working, WorkingHours, clock, operations, pending_timeouts
 from django_delayq.arming.sync import sync_policy, sync_timeouts
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, change_delay, preview_delay, replan
+from django_delayq.operations import Refusal, replan
 from django_delayq.policy.policies import registry
 from django_delayq.testing import fire_due
 from tests.support.purchases import MINUTE, UNPAID, Declare, at, bought, due, noon  # noqa: F401 - a fixture
@@ -87,6 +86,14 @@ def test_a_changed_value_moves_the_deadline_and_null_exempts(declare: Declare, a
     assert due(obj) == [40], "a round that continues has the present value"
 
 
+def test_a_story_says_how_a_deadline_was_computed(declare: Declare, channel: Channel) -> None:
+    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
+    obj, story = bought(channel=channel), lambda: dq.explain_timeout(obj, "pay").deadline
+    assert story() == "Its deadline was computed by its policy with channel__pay_within = 30 min."
+    dq.extend_timeout(obj, "pay", minutes=5)
+    assert story().startswith("Its deadline was set by hand")
+
+
 BY_HAND: dict[str, Any] = {
     "schedule_timeout": lambda obj: dq.schedule_timeout(obj, "pay", minutes=50),
     "reschedule_timeout": lambda obj: dq.reschedule_timeout(obj, "pay", minutes=50),
@@ -150,18 +157,6 @@ def test_holds_of_a_timeout_and_of_its_policy_move_the_new_deadline_as_far(decla
         assert let(other, 20) == [30]
 
 
-@pytest.mark.parametrize(
-    ("after", "field"),
-    [
-        *((path, "a DurationField") for path in ("status", "nothing", "channel__days", "channel__nothing")),
-        (Working(hours="status", calendar=ALWAYS), "a field of numbers"),
-    ],
-)
-def test_a_path_that_leads_to_no_duration_or_number_is_refused(declare: Declare, after: Any, field: str) -> None:
-    with pytest.raises(PolicyError, match=f"is not {field} of Purchase"):
-        declare(Purchase, name="pay", after=after, **UNPAID)
-
-
 @pytest.mark.parametrize("options", [{}, {"batch": 5}, {"together": 5}, {"atomic": False}], ids=str)
 def test_a_deadline_that_became_later_does_not_fire_before_a_sync_has_moved_it(declare: Declare, options: Any) -> None:
     fired: list[Any] = []
@@ -212,44 +207,3 @@ def test_computed_deadlines_follow_the_present_declaration_and_those_set_by_hand
     assert row_of(by_hand).is_computed and row_of(by_hand).first_due_at == at(45)
     (event,) = [each for each in row_of(plain).history if each["what"] == "replanned"]
     assert (event["by"], event["reason"]) == (BY, "new terms")
-
-
-def test_a_preview_of_a_policy_counts_what_is_left_alone_and_where_holds_have_moved_deadlines(declare: Declare) -> None:
-    policy = redeclared(declare, 30 * MINUTE)
-    bought()
-    moved, by_hand, held = bought(), bought(), bought()
-    dq.reschedule_timeout(by_hand, "pay", minutes=60)
-    dq.hold_timeout(held, "pay")
-    dq.hold_timeout(moved, "pay")
-    with clock.set_to(at(15)):
-        dq.resume_timeout(moved, "pay")
-        seen = preview_delay(policy, 10 * MINUTE)
-        assert (seen.pending, seen.overdue, seen.hand_set) == (3, 1, 1)
-        seen = preview_delay(policy, 10 * MINUTE, hand_set=True)
-        assert (seen.pending, seen.overdue, seen.hand_set) == (4, 2, 0)
-        assert change_delay(policy, 10 * MINUTE, by=BY, mode="recompute", hand_set=True).moved == 4
-        assert Timeout.objects.due().count() == 2
-
-
-def broken(purchase: Purchase) -> timedelta:
-    raise ValueError("broken")
-
-
-def test_what_cannot_be_computed_stays_and_says_why(declare: Declare) -> None:
-    redeclared(declare, 30 * MINUTE)
-    gone, unknown, fired, obj = (bought(grace=grace) for grace in (*[MINUTE] * 3, None))
-    rows = {each.pk: row_of(each).pk for each in (gone, unknown, fired)}
-    for after in ("grace", broken, timedelta(days=100 * 365)):
-        redeclared(declare, after)
-        assert replan(pending_timeouts(obj), by=BY).refused == {Refusal.NO_DEADLINE: 1}
-    assert due(obj) == [30]
-    redeclared(declare, "grace")
-    dq.cancel_timeout(fired, "pay")
-    Timeout.objects.filter(object_id=str(unknown.pk)).update(policy="testapp.purchase.former")
-    Purchase.objects.filter(pk=gone.pk)._raw_delete("default")
-    refused = {each.id: each.why for each in replan(Timeout.objects.filter(pk__in=rows.values()), by=BY).refusals}
-    assert refused == {
-        rows[gone.pk]: Refusal.OBJECT_GONE,
-        rows[unknown.pk]: Refusal.POLICY_UNKNOWN,
-        rows[fired.pk]: Refusal.SETTLED,
-    }

@@ -10,7 +10,6 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.db import IntegrityError, connection, transaction
-from django.db.migrations.state import ProjectState
 from django.db.models import Case, Exists, Q, QuerySet, When
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils import timezone
@@ -21,13 +20,11 @@ from django_delayq.policy.policies import M
 from django_delayq.sql import statements
 from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
 from tests.e2e.races.sessions import Session, needs_row_locks
-from tests.support.seen import sql_of
 from tests.support.typed import Declare
 from tests.testapp.models import ExpressOrder, Item, Order, OrderProxy, Parcel, Task, Voucher
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
 HALF_AN_HOUR = timedelta(minutes=30)
-LEDGER = Timeout._meta.db_table
 
 
 @pytest.fixture
@@ -94,22 +91,6 @@ def test_a_proxy_that_is_loaded_after_the_policies_arms_and_cancels(
     assert ends() == [("cancelled", "condition"), ("cancelled", "gone")]
 
 
-def test_models_of_migrations_arm_nothing_and_are_not_listened_to(now: datetime) -> None:
-    state = ProjectState.from_apps(apps)
-    proxy = state.apps.get_model("testapp", "OrderProxy")
-    for model in (state.apps.get_model("testapp", "Order"), proxy):
-        model.objects.create(created_at=now)
-    assert pending() == 0
-    assert not post_save.has_listeners(proxy)
-
-
-def test_deleting_many_cancels_them_in_few_queries(placed: list[Order]) -> None:
-    orders().bulk_create([Order(created_at=placed[0].created_at) for _ in range(25)])
-    sent = sql_of(lambda: Order.objects.all().delete())
-    assert ends() == [("cancelled", "gone")] * 30
-    assert len([sql for sql in sent if LEDGER in sql]) <= 4
-
-
 def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first_deletion(placed: list[Order]) -> None:
     def delete_next(instance: Order, **_: Any) -> None:
         if instance.pk == placed[0].pk:
@@ -121,29 +102,6 @@ def test_a_receiver_that_deletes_other_rows_of_the_table_does_not_hide_the_first
     finally:
         pre_delete.disconnect(delete_next, Order)
     assert sorted(ends()) == [*[("cancelled", "gone")] * 2, *[("pending", "")] * 3]
-
-
-@pytest.mark.parametrize("is_pending", [False, True])
-def test_a_row_that_is_deleted_while_a_save_is_being_armed_is_left_alone(
-    declare: Declare, now: datetime, is_pending: bool
-) -> None:
-    """Outside a transaction the save is committed, and another one may delete the row at any time."""
-    policy = declare(Order, name="called", since=lambda order: order.created_at, after=HALF_AN_HOUR, when=Q())
-    order = Order.objects.create(created_at=now)
-    if not is_pending:
-        Timeout.objects.all().delete()
-    Order.objects.update(created_at=now + timedelta(hours=1))
-    deletions: Iterator[Any] = iter([Order.objects.filter(pk=order.pk)])
-
-    def delete_after_the_state_is_read(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        done = execute(sql, *rest)
-        if sql.startswith("SELECT") and LEDGER in sql and (rows := next(deletions, None)) is not None:
-            rows._raw_delete("default")
-        return done
-
-    with connection.execute_wrapper(delete_after_the_state_is_read):
-        order.save()
-    assert Timeout.objects.pending().filter(policy=policy.label).count() == is_pending
 
 
 # `ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does.

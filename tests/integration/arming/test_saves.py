@@ -25,7 +25,6 @@ from tests.integration.operations.conftest import as_if
 from tests.support.seen import heard, sql_of
 from tests.support.typed import Declare
 from tests.testapp.models import Order, Plain, Voucher
-from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HALF_HOUR = timedelta(minutes=30)
@@ -95,21 +94,6 @@ def test_a_save_costs_at_most_two_more_queries_and_none_without_policies(order: 
     assert not any("timeout" in sql.lower() for sql in sent)
 
 
-def test_after_may_be_a_callable_that_exempts(declare: Declare, now: datetime) -> None:
-    def after(order: Order) -> timedelta | None:
-        return None if order.note == "cash" else timedelta(minutes=len(order.note or ""))
-
-    declare(Order, name="exempting", since="paid_at", when=Q(), after=after)
-    card = Order.objects.create(paid_at=now, note="card!")
-    assert rounds(card)[0].due_at == now + timedelta(minutes=5)
-    save(card, note="cash")
-    assert not dq.pending_timeouts(card)
-    with pytest.raises(dq.InvalidDelay, match="exempts"):
-        dq.schedule_timeout(card, "exempting")
-    save(card, note="card!")
-    assert dq.pending_timeouts(card).get().due_at == now + timedelta(minutes=5), "the round stayed open"
-
-
 def test_null_in_the_condition_counts_as_false(declare: Declare, now: datetime) -> None:
     declare(Order, name="noted", since="paid_at", after=HALF_HOUR, when=~Q(note="x") & Q(note__gt=""))
     Order.objects.create(paid_at=now, note=None)
@@ -158,13 +142,6 @@ def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest
     assert rounds(old) == []
     assert sync_policy(policy, "default", backfill=True).armed == 1
     assert sync_all() == Synced()
-
-
-def test_a_ledger_that_fits_costs_a_query_for_each_way_and_not_one_for_each_page(now: datetime) -> None:
-    Order.objects.bulk_create([Order(created_at=now) for _ in range(1200)])
-    assert sync_policy(cancel_unpaid, "default").armed == 1200
-    sent = sql_of(lambda: sync_policy(cancel_unpaid, "default"))
-    assert len(sent) == 5, "one for each way, one for moved deadlines, and two for what operators have done"
 
 
 def test_a_round_with_a_key_is_left_alone_and_does_not_stand_in_for_the_automatic_one(now: datetime) -> None:

@@ -18,8 +18,7 @@ from django_delayq.arming import scan, sync
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
-from django_delayq.sql.statements import CHUNK
-from tests.e2e.races.sessions import Session, needs_row_locks
+from tests.e2e.races.sessions import needs_row_locks
 from tests.integration.firing.conftest import in_another_thread
 from tests.support.seen import sql_of
 from tests.support.waiting import wait_until
@@ -103,12 +102,13 @@ def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutP
 @pytest.mark.parametrize("values", [{"note": EXEMPT}, {}, {"created_at": timezone.now() - 300 * DAY}])
 @pytest.mark.parametrize("policy", ["both"], indirect=True)
 def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
-    policy: dq.TimeoutPolicy[Any], values: dict[str, Any]
+    policy: dq.TimeoutPolicy[Any], values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exempt objects, those that have fired, and those whose rounds are too old to be armed."""
+    monkeypatch.setattr(scan, "CHUNK", 50)
     counts = []
     for _ in range(2):
-        slow_orders(CHUNK, **values)
+        slow_orders(50, **values)
         sync_policy(policy, "default")
         Timeout.objects.pending().update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
         found = list[Synced]()
@@ -137,26 +137,6 @@ def test_without_statistics_the_database_looks_up_each_object_too(plain: dq.Time
     unarmed, mismatched = (plan_of(sql) for sql in sent if all(table in sql for table in TABLES))
     assert "delayq_object" in unarmed
     assert "Join" not in unarmed + mismatched
-
-
-def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(declare: Any) -> None:
-    orders = slow_orders(3)
-
-    def lock_all() -> None:
-        with transaction.atomic():
-            nowait = connection.features.has_select_for_update_nowait
-            rows = Order.objects.select_for_update(nowait=nowait) if nowait else Order.objects.all()
-            assert len(rows) == 3
-            Order.objects.filter(pk=orders[0].pk).update(note="changed meanwhile")
-
-    def after(order: Order) -> timedelta:
-        if not connection.in_atomic_block:  # under the lock it is asked again
-            in_another_thread(lock_all)
-        return HOUR
-
-    policy = declare(Order, **SLOW | {"after": after})
-    assert sync_policy(policy, "default").armed == 3
-    assert Order.objects.filter(note="changed meanwhile").count() == 1
 
 
 def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
@@ -310,14 +290,6 @@ def test_a_policy_whose_turn_has_come_does_not_wait_for_a_long_pass(long: dq.Tim
     assert (pending(quick), pending(long)) == (1, done)
 
 
-def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any) -> None:
-    policy = declare(Task, name="slow", since="begun_at", after=HOUR, when=Q(items__is_open=True))
-    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
-    tasks_with_items(count)
-    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
-    assert sync_policy(policy, "default") == Synced(armed=count)
-
-
 # The clock of the database was an hour ahead, and is corrected: what it has left does not stop the sync.
 
 
@@ -376,16 +348,3 @@ def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_h
     minutes_later(2)
     tables.run(at_once=True)
     assert list(rows.all()) == [str(free.pk), str(held.pk)]
-
-
-@needs_row_locks
-def test_a_backfill_waits_for_an_object_that_is_locked(locked: tuple[dq.TimeoutPolicy[Any], Any, Any]) -> None:
-    policy, held, _ = locked
-    done: list[Synced] = []
-    with transaction.atomic():
-        Order.objects.select_for_update().get(pk=held.pk)
-        session = Session(lambda: done.append(sync_policy(policy, "default", backfill=True)))
-        session.wait_until_it_waits()
-        assert not done
-    session.end()
-    assert done == [Synced(armed=2)]

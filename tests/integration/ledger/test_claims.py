@@ -112,10 +112,3 @@ def test_no_change_is_lost_when_several_threads_count() -> None:
     for thread in threads:
         thread.join(60)
     assert PolicyMeter.objects.get().state == {"count": 40}
-
-
-def test_an_exception_leaves_a_counter_as_it_was() -> None:
-    with pytest.raises(ZeroDivisionError), meter(LABEL, "brake", "default") as state:
-        state["of"] = 1 / 0
-    with meter(LABEL, "brake", "default") as state:
-        assert state == {}

@@ -109,15 +109,6 @@ def test_what_is_forgotten_is_warned_of(declare: Declare, model: Any, options: d
         assert check_id != "W013" or ("not automatic" in message.msg and "when=Q()" in str(message.hint))
 
 
-def test_checks_go_on_after_a_manager_that_raises(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    def needs_a_request(self: Any) -> Any:
-        raise RuntimeError("no tenant")
-
-    monkeypatch.setattr(type(Archived._default_manager), "get_queryset", needs_a_request)
-    declare(Archived, name="soft", when=Q(status="open"))
-    assert warnings() == []
-
-
 CALLED, MISSING = "is called with", "missing a required argument: "
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"handler": lambda task: None}, f"{CALLED} (obj, timeout), but takes (task): too many"),
@@ -142,14 +133,29 @@ def test_a_wrong_declaration_says_what_is_meant(declare: Declare, options: dict[
     assert says in str(caught.value)
 
 
-def test_the_decorator_without_a_model_is_refused() -> None:
+def test_checks_go_on_after_a_manager_that_raises(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_a_request(self: Any) -> Any:
+        raise RuntimeError("no tenant")
+
+    monkeypatch.setattr(type(Archived._default_manager), "get_queryset", needs_a_request)
+    declare(Archived, name="soft", when=Q(status="open"))
+    assert warnings() == []
+
+
+def test_what_is_no_model_and_no_policy_is_refused() -> None:
     def cancel(task: Any, timeout: Any) -> None: ...
 
-    decorate: Any = dq.timeout_policy
-    with pytest.raises(dq.PolicyError, match=r"cancel, which is not a model.*@timeout_policy\(Order, after=...\)"):
-        decorate(cancel)
-    with pytest.raises(dq.PolicyError, match="not a model"):
-        decorate(timedelta)
+    public: Any = dq
+    for wrong in (cancel, timedelta):
+        with pytest.raises(dq.PolicyError, match=r"not a model.*@timeout_policy\(Order, after=...\)"):
+            public.timeout_policy(wrong)
+    with pytest.raises(dq.PolicyError, match=r"takes a TimeoutPolicy, not .*cancel.*@timeout_policy\(Order, after="):
+        public.register_policy(cancel)
+    with pytest.raises(TypeError, match="takes a model class, not "):
+        public.get_policies("testapp.Order")
+    for unknown in (None, Task, ("testapp.Task", "real")):
+        with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
+            public.get_policy(unknown)
 
 
 def test_an_iterator_in_a_condition_matches_each_time(declare: Declare) -> None:

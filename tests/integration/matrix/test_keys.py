@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models import Count, FilteredRelation, Model, Q, QuerySet
 from django.utils import timezone
 
@@ -343,26 +342,3 @@ def test_the_sync_notices_a_key_in_other_letters_that_a_collation_takes_for_the_
     assert (done.armed, done.cancelled) == (1, 1)
     assert dict(Timeout.objects.values_list("object_id", "state")) == {"Spring é": "cancelled", "SPRING E": "pending"}
     assert sum(sync_policy(auto, "default")) == 0
-
-
-@commits
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which returns character(n) with spaces")
-def test_a_key_that_the_database_pads_with_spaces_is_fired(declare: Declare) -> None:
-    handled: list[str] = []
-    options: dict[str, Any] = {"name": "padded", "since": "begun_at", "after": timedelta(0), "when": Q(status="open")}
-    policy = declare(keys.TextKey, lambda obj, timeout: handled.append(obj.pk), **options)
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE testapp_textkey RENAME TO its_own")
-        columns = "code character(40) PRIMARY KEY, status varchar(10), begun_at timestamptz"
-        cursor.execute(f"CREATE TABLE testapp_textkey ({columns})")
-    try:
-        for code in ("a", "b"):
-            keys.TextKey.objects.create(code=code, begun_at=timezone.now())
-        rows = list(dq.pending_timeouts(policy=policy))
-        fire(*rows)
-        assert [state(row) for row in rows] == [FIRED, FIRED]
-        assert [pk.rstrip() for pk in handled] == ["a", "b"]
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE testapp_textkey")
-            cursor.execute("ALTER TABLE its_own RENAME TO testapp_textkey")

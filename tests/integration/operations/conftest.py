@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.test import override_settings
@@ -19,9 +19,6 @@ from django_delayq.operations import Result
 from tests.integration.operations.names import REMIND, PagesOf
 from tests.support.workers import RunningWorker
 from tests.testapp.models import Order
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
 
 BY = "admin:alice"
 urlpatterns = [path("", include("tests.urls")), path("", include("tests.integration.contrib.rest.urls"))]
@@ -121,8 +118,3 @@ def running(count: int = 1, **options: Any) -> Iterator[None]:
     finally:
         for worker in workers:
             worker.stop()
-
-
-@pytest.fixture
-def frequent_sweeps(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}

@@ -23,7 +23,14 @@ from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS, Op
 from tests.integration.operations import test_contract as contract
 from tests.integration.operations.conftest import BY, as_if
 from tests.integration.operations.names import HOUR, MINUTE, Declare
-from tests.integration.operations.test_contract import address_in_admin, command_of, each_example, entered, target_of
+from tests.integration.operations.test_contract import (
+    GOOD,
+    address_in_admin,
+    command_of,
+    each_operation,
+    entered,
+    target_of,
+)
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("admin_and_rest")]
@@ -56,9 +63,10 @@ def dry_run(*command: str) -> str:
     return " ".join(out.getvalue().split())
 
 
-@each_example
+@each_operation
 @pytest.mark.usefixtures("ready")
-def test_each_edge_shows_what_then_happens(operation: Operation, values: dict[str, Any], admin_client: Client) -> None:
+def test_each_edge_shows_what_then_happens(operation: Operation, admin_client: Client) -> None:
+    values = GOOD[operation.name][-1]
     rows, target, address = list(Timeout.objects.values("pk", "due_at")), target_of(operation), address_of(operation)
     preview, before = operation.preview(target, **values), due_now()
     asked = preview if operation.has_preview else operation.preview(target)  # before the values are known

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import InvalidDelay, explain_timeout, schedule_timeout, sync_timeouts
@@ -155,16 +153,3 @@ def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, s
     assert refused(retry(Timeout.objects.all(), by=BY)) == {older.pk: "superseded", older.pk + 1: "not_dead"}
     older.refresh_from_db()
     assert older.state == "dead"
-
-
-def test_many_rows_are_repeated_in_few_queries_and_name_their_own() -> None:
-    rows = [fired() for _ in range(8)]
-    with CaptureQueriesContext(connection) as few:
-        assert refire(Timeout.objects.filter(pk__lte=rows[1].pk), by=BY).changed == 2
-    with CaptureQueriesContext(connection) as many:
-        assert refire(Timeout.objects.filter(pk__gt=rows[1].pk, state="fired"), by=BY).changed == 6
-    assert len(many) <= len(few) + 8  # MySQL and SQLite write each history by a statement of its own
-    for row in rows:
-        row.refresh_from_db()
-        new = Timeout.objects.get(pk=row.history[-1]["timeout"])
-        assert (new.object_id, new.state, new.history[-1]["timeout"]) == (row.object_id, "pending", row.pk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -13,22 +13,25 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.db import connection, models
+from django.db.models import F, Q
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import checks
+from django_delayq import Wall, checks, clock, operations, pending_timeouts
 from django_delayq.contrib.rest_framework.inputs import Selection
 from django_delayq.management.options import SELECTING
 from django_delayq.models import Timeout
-from django_delayq.operations import selection
+from django_delayq.operations import related_timeouts, selection
 from django_delayq.operations.selection import CONDITIONS
-from django_delayq.policy.reads import unindexed
+from django_delayq.policy.reads import related_paths, unindexed
 from tests.integration.operations.conftest import as_if, pending
 from tests.integration.operations.names import HOUR, MINUTE, Declare
+from tests.support.purchases import UNPAID, at, bought
 from tests.testapp import keys
+from tests.testapp.market import Channel, Merchant, Purchase
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("admin_and_rest")]
@@ -320,3 +323,105 @@ def test_a_value_that_makes_no_sense_selects_nothing(rows: Rows, edge: str) -> N
             assert edge != "admin"
         else:
             assert edge == "admin" and found == [], (name, value)
+
+
+PAY = "testapp.purchase.pay"
+
+# Along the paths of foreign keys that policies name: a merchant, and its channels, of which each has purchases.
+
+
+def ids(rows: Any) -> list[int]:
+    return sorted(int(row.object_id) for row in rows)
+
+
+def asked(client: Client, **query: Any) -> Any:
+    """Return the keys of the objects that REST lists, or the status of its refusal."""
+    answer = client.get("/api/timeouts/", query)
+    if answer.status_code != 200:
+        return answer.status_code
+    return sorted(int(row["object"]["id"]) for row in answer.json()["results"])
+
+
+@pytest.fixture
+def market(declare: Declare) -> Iterator[list[Purchase]]:
+    """Four purchases: two of one merchant, over two channels, one of another, and one of none."""
+    declare(Purchase, name="pay", after="channel__pay_within", **UNPAID)
+    by_merchant = Q(status="unpaid", channel__merchant__name="x")
+    declare(Purchase, name="warn", after=MINUTE, since="created_at", when=by_merchant)
+    merchants = [Merchant.objects.create(name="x") for _ in range(2)]
+    channels = [Channel.objects.create(merchant=merchants[n], pay_within=30 * MINUTE) for n in (0, 0, 1)]
+    with clock.set_to(at()):
+        yield [*(bought(channel=channel) for channel in channels), bought()]
+
+
+@pytest.mark.parametrize(
+    ("options", "paths"),
+    [
+        ({"owner": "channel__merchant"}, ("channel", "channel__merchant")),
+        ({"after": Wall(days=1, at="12:00", zone="channel__merchant__zone")}, ("channel", "channel__merchant")),
+        ({"when": ~Q(Q(first__status="paid") | Q(channel__in=[1]))}, ("first", "channel")),
+        ({"when": Q(channel_id=1, first__isnull=True)}, ("channel", "first")),
+        ({"hold_when": Q(first__grace=F("channel__pay_within"))}, ("first", "channel")),
+        ({"when": Q(payments__status="new", labels__name="x", status="unpaid")}, ()),
+        ({"since": lambda obj: None, "after": lambda obj: None}, ()),
+    ],
+)
+def test_a_policy_leads_to_the_objects_on_all_its_paths(declare: Declare, options: Any, paths: tuple[str, ...]) -> None:
+    given = {"after": MINUTE, "since": "created_at", "when": Q(status="unpaid"), **options}
+    policy = declare(Purchase, name="leads", silenced_checks=("W001",), **given)
+    assert related_paths(policy) == paths
+
+
+@pytest.mark.dialect
+def test_where_selects_by_columns_over_foreign_keys(market: list[Purchase]) -> None:
+    assert market[0].channel is not None
+    channel = market[0].channel
+    expected = {
+        f"channel={channel.pk}": [market[0].pk],
+        f"channel__merchant_id={channel.merchant_id}": [market[0].pk, market[1].pk],
+        "channel__merchant__name=x": [purchase.pk for purchase in market[:3]],
+        "status=paid": [],
+    }
+    for condition, pks in expected.items():
+        rows = Timeout.objects.filter(selection.where(Purchase, [condition], "default"), policy=PAY)
+        assert ids(rows) == pks, condition
+    both = ["status=unpaid", f"channel__merchant={channel.merchant_id}"]
+    assert asked(boss(), policy=PAY, where=both) == [market[0].pk, market[1].pk]
+    call_command("delayq_cancel", "--policy", PAY, "--where", *both, f"channel={channel.pk}")
+    assert ids(pending_timeouts(Purchase, "pay")) == [market[1].pk, market[2].pk]
+    call_command("delayq_cancel", model="testapp.Purchase", where=[f"channel__merchant={channel.merchant_id}"])
+    assert ids(pending_timeouts(Purchase)) == [market[2].pk] * 2
+
+
+def test_rest_refuses_what_the_visitor_may_not_view(market: list[Purchase]) -> None:
+    related, where = "testapp.merchant:1", "channel__merchant__name=x"
+    nothing, purchases, merchants = (
+        staff("view_timeout", *codenames) for codenames in ((), ("view_purchase",), ("view_merchant",))
+    )
+    every = sorted(purchase.pk for purchase in market[:3])
+    assert asked(purchases, related=related) == asked(purchases, policy=PAY, where=where) == 403
+    assert asked(nothing, policy=PAY, where="status=unpaid") == 403
+    assert asked(purchases, policy=PAY, where="status=unpaid") == asked(merchants, policy=PAY, where=where) == every
+    assert asked(purchases, where="status=unpaid") == asked(purchases, related="testapp.merchant") == 400
+
+
+@pytest.mark.dialect
+def test_very_many_objects_are_selected_by_a_subquery(market: list[Purchase], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merchant may have 100,000: neither are some left out, nor is each key a parameter."""
+    monkeypatch.setattr("django_delayq.operations.selection.MAX_OBJECTS", 2)
+    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 3)
+    monkeypatch.setattr("django_delayq.ledger.subjects.MAX_IDS", 2)
+    assert market[0].channel is not None and market[0].channel.merchant is not None
+    merchant = market[0].channel.merchant
+    more = [bought(channel=market[0].channel) for _ in range(8)]
+    every = sorted(purchase.pk for purchase in (*market[:2], *more))
+    with CaptureQueriesContext(connection) as seen:
+        rows = related_timeouts(merchant).filter(policy=PAY)
+        assert ids(rows) == every
+    assert len(seen[-1]["sql"].split("SELECT")) > 2, "the keys are a subquery"
+    found = Timeout.objects.filter(selection.where(Purchase, [f"channel__merchant={merchant.pk}"], "default"))
+    assert ids(found) == sorted(every * 2)
+    assert operations.cancel(rows, by="admin:alice").changed == len(every)
+    assert ids(pending_timeouts(Purchase, "pay")) == [market[2].pk]
+    queryset = Purchase.objects.filter(channel__merchant=merchant)
+    assert operations.cancel(pending_timeouts(queryset, "warn"), by="admin:alice").changed == len(every)

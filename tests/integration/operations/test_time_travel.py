@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -196,19 +193,6 @@ def test_production_reads_nothing_of_it_and_says_so(trial: Any, settings: Any, d
     assert found.msg.startswith("The clock of this database was advanced 1 time, by 30 d, last by admin:alice on ")
 
 
-def test_others_know_it_in_a_second(
-    trial: Any, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began = timezone.now()
-    assert trial.due_of(None, began) == began + DAY
-    ClockAdvance.objects.create(at=timezone.now(), length=HOUR, by=BY)  # as another process does
-    with django_assert_num_queries(0):
-        assert trial.due_of(None, began) == began + DAY, "cached"
-    now = time.monotonic()
-    monkeypatch.setattr("django_delayq.ledger.advances.time.monotonic", lambda: now + 1.1)
-    assert trial.due_of(None, began) == began + DAY - HOUR
-
-
 def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_passed(admin_client: Client) -> None:
     row = pending(Order.objects.create(), days=30)
     advance(31 * DAY)
@@ -218,23 +202,6 @@ def test_a_story_counts_lateness_from_the_end_of_the_step_in_which_the_deadline_
     page = admin_client.get(f"/admin/django_delayq/timeout/{row.pk}/change/").content.decode()
     [seconds] = re.findall(r"fired ([\d.,]+) s after it", page)
     assert float(seconds.replace(",", "")) < 600
-
-
-def test_it_is_shown_everywhere(
-    admin_client: Client, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    row = pending(Order.objects.create(), days=9)
-    words = "The clock of this installation is 3 d ahead"
-    pages = ("timeout/", f"timeout/{row.pk}/change/", "policycontrol/", "policycontrol/testapp.order.remind/pause/")
-    with caplog.at_level(logging.INFO, "django_delayq.operations"):
-        advance(3 * DAY)
-    assert [record.event for record in caplog.records if hasattr(record, "event")] == ["clock_advanced"]
-    for page in pages:
-        assert words in admin_client.get(f"/admin/django_delayq/{page}").content.decode(), page
-    call_command("delayq_status")
-    assert "clock     advanced by 3 d: see delayq_clock" in capsys.readouterr().out
-    call_command("delayq_status", "--json")
-    assert json.loads(capsys.readouterr().out)["clock_ahead_seconds"] == 3 * 86400
 
 
 def test_the_command_shows_sets_and_resets_the_clock(

@@ -245,6 +245,16 @@ def test_what_is_repeated_continues_and_what_was_completed_is_done_again(pages_o
     assert later().changed == 12
 
 
+def forgotten(count: int = 1) -> list[Timeout]:
+    rows = many(count)
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(policy=FORGOTTEN)
+    return rows
+
+
+def states() -> list[tuple[str, str]]:
+    return list(Timeout.objects.order_by("pk").values_list("state", "cause"))
+
+
 def test_a_page_that_fails_is_neither_changed_nor_counted(monkeypatch: pytest.MonkeyPatch, pages_of: PagesOf) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("broken")
@@ -256,16 +266,6 @@ def test_a_page_that_fails_is_neither_changed_nor_counted(monkeypatch: pytest.Mo
         later()
     assert moves() == [0] * 12
     assert later().changed == 12
-
-
-def forgotten(count: int = 1) -> list[Timeout]:
-    rows = many(count)
-    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(policy=FORGOTTEN)
-    return rows
-
-
-def states() -> list[tuple[str, str]]:
-    return list(Timeout.objects.order_by("pk").values_list("state", "cause"))
 
 
 def test_pending_rows_are_cancelled_and_the_others_stay(order: Order) -> None:

@@ -245,39 +245,3 @@ def test_only_what_was_changed_in_one_of_the_rows_is_written() -> None:
     assert all("reason" not in sql for sql in sent)
     found = Timeout.objects.order_by("pk").values_list("extensions", "reason")
     assert list(found) == [(number, "by another transaction") for number in (0, 2, 0)]
-
-
-@pytest.mark.slow
-def test_a_thousand_more_rows_cost_a_few_statements_each_page() -> None:
-    Order.objects.bulk_create([Order(status="new") for _ in range(2000)], batch_size=200)
-    first, rest = Order.objects.order_by("pk")[:1000], list(Order.objects.order_by("-pk")[:1000])
-    pending = dq.pending_timeouts(Order, "remind")
-    for most, call in (
-        (12, lambda: dq.schedule_timeouts(first, "remind", minutes=5)),
-        (20, lambda: dq.schedule_timeouts(Order.objects.all(), "remind", minutes=6)),
-        # BEGIN is not counted everywhere; locking takes two statements where a database locks what it reads.
-        (4 * 10 + 2, lambda: dq.extend_timeouts(pending, minutes=1)),
-        (4 * 10 + 2, lambda: dq.reschedule_timeouts(pending, minutes=1)),
-        (4 * 10 + 2, lambda: dq.cancel_timeouts(pending)),
-        (12, lambda: dq.schedule_timeouts(rest, "remind", minutes=5)),
-    ):
-        assert len(sql_of(call)) <= most
-    assert Timeout.objects.pending().count() == 1000
-
-
-@pytest.mark.slow
-def test_an_error_in_the_last_page_writes_nothing_and_leaves_the_transaction_usable(declare: Any) -> None:
-    Order.objects.bulk_create([Order(status="new", created_at=timezone.now()) for _ in range(1200)], batch_size=200)
-    last = Order.objects.latest("pk")
-    Order.objects.filter(pk=last.pk).update(created_at=None)
-    policy = declare(Order, name="bulky", since="created_at", after=timedelta(hours=1), when=None)
-    with transaction.atomic():
-        with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
-            dq.schedule_timeouts(Order.objects.all(), policy)
-        assert not Timeout.objects.exists()
-        with pytest.raises(ValueError, match="not in the database"):
-            orders = list(Order.objects.all())
-            Order.objects.filter(pk=last.pk)._raw_delete("default")
-            dq.schedule_timeouts(orders, policy, hours=1)
-        assert not Timeout.objects.exists()
-        assert dq.schedule_timeouts(Order.objects.all(), policy) == 1199

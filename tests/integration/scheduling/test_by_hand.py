@@ -181,39 +181,6 @@ def test_each_verb_moves_a_deadline_up_to_the_total_and_not_beyond(
     VERBS[verb](order, policy, now + 2 * HOUR)
 
 
-def test_of_many_those_at_their_limit_are_left_alone_or_refuse_all_that_are_scheduled_with_them(
-    policy: dq.TimeoutPolicy[Any], now: datetime
-) -> None:
-    orders = [Order.objects.create(status="new") for _ in range(3)]
-    dq.schedule_timeout(orders[0], policy, at=now + HOUR)
-    with pytest.raises(dq.ExtensionLimit):
-        dq.schedule_timeouts(orders, policy, at=now + 4 * HOUR)
-    assert Timeout.objects.count() == 1
-    assert dq.schedule_timeouts(orders, policy, at=now + HOUR, on_conflict="keep") == 2
-    dq.extend_timeout(orders[0], policy, hours=2)
-    rows = dq.pending_timeouts(Order, policy)
-    assert dq.extend_timeouts(rows, minutes=90) == 2
-    assert dq.reschedule_timeouts(rows, at=now + 4 * HOUR) == 0
-    assert dq.reschedule_timeouts(rows, at=now + 2.75 * HOUR) == 3, "one of them is moved earlier"
-
-
-def test_operators_and_new_values_of_since_are_not_limited(order: Order, declare: Declare, now: datetime) -> None:
-    policy = declare(
-        Order, name="bounded", after=HOUR, since="paid_at", when=Q(status="unpaid"), limits=dq.Limits(total=HOUR)
-    )
-    order.paid_at = now
-    order.save()
-    rows = dq.pending_timeouts(order, policy)
-    assert operations.postpone(rows, by="ana", reason="call", hours=5).changed == 1
-    with pytest.raises(dq.ExtensionLimit):
-        dq.extend_timeout(order, policy, minutes=1)
-    order.paid_at = now + 20 * HOUR
-    order.save()
-    row = rows.get()
-    assert (row.first_due_at, row.due_at) == (now + 21 * HOUR, now + 21 * HOUR)
-    assert dq.extend_timeout(order, policy, hours=1)
-
-
 # What `cancel_timeout` closes: the round of the present `since`, though not armed yet, or one that was retried.
 CLOSED = ("cancelled", "hand", "the customer called")
 

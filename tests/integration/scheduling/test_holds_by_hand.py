@@ -1,4 +1,4 @@
-"""`hold_timeout` and `resume_timeout`, for one timeout and for many."""
+"""`hold_timeout` and `resume_timeout`: what they do, and what people see of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import IntegrityError, transaction
+from django.template import Context, Template
+from django.test import Client
+from django.urls import reverse
 
 import django_delayq as dq
 from django_delayq import operations
+from django_delayq.contrib.countdown import countdown_of, pending_countdowns
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.support.hours import HOUR, T0, Declare, again, at, hours
@@ -56,25 +59,6 @@ def test_a_held_timeout_keeps_the_rest_of_its_time(row: Timeout, order: Order, p
     assert again(row).lateness() == 0
 
 
-def test_nothing_to_hold_or_to_resume(order: Order, policy: Any) -> None:
-    assert dq.hold_timeout(order, policy) is None
-    pending = dq.schedule_timeout(order, policy, hours=1)
-    assert dq.resume_timeout(order, policy) is None
-    assert again(pending).state == "pending"
-    dq.cancel_timeout(order, policy)
-    assert dq.hold_timeout(pending) is None
-
-
-@pytest.mark.parametrize(
-    ("until", "words"), [(T0, "in the past"), (T0.replace(tzinfo=None), "naive"), ("tomorrow", "datetime")]
-)
-def test_a_wrong_end_is_refused(order: Order, policy: Any, until: Any, words: str) -> None:
-    pending = dq.schedule_timeout(order, policy, at=T0 + HOUR)
-    with at(0.5), pytest.raises(dq.InvalidDelay, match=words):
-        dq.hold_timeout(order, policy, until=until)
-    assert again(pending).state == "pending"
-
-
 @pytest.mark.parametrize("keep_deadline", [False, True])
 def test_a_retry_and_a_snooze_wait_as_long_as_before(declare: Declare, order: Order, keep_deadline: bool) -> None:
     def fail(obj: Order, timeout: Timeout) -> None:
@@ -104,6 +88,52 @@ def test_signals_report_both_also_of_the_async_twins(row: Timeout, order: Order,
     assert [(name, timeout.state) for name, timeout in got] == [("resumed", "pending"), ("held", "held")] * 3
 
 
-def test_the_database_refuses_a_held_row_without_a_rest(row: Timeout) -> None:
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Timeout.objects.filter(pk=row.pk).update(remaining=None)
+# What people see of a timeout whose clock is stopped, or which is paused.
+
+
+@pytest.fixture
+def shown_row(order: Order) -> Timeout:
+    """A timeout with 2 h 10 min left."""
+    with at(0):
+        dq.schedule_timeout(order, "remind", hours=3, minutes=10)
+    with at(1):
+        held = dq.hold_timeout(order, "remind", reason="in talks", until=T0 + 24 * HOUR)
+    assert held is not None
+    return held
+
+
+def test_the_story_of_a_stopped_clock(shown_row: Timeout, order: Order) -> None:
+    story = dq.explain_timeout(order, "remind")
+    assert "its clock is stopped, until 2030-01-02 09:00:00.000, 2 h 10 min left, by hand (in talks)" in str(story)
+    assert story.outlook == "Its clock is stopped by hand until 2030-01-02 09:00:00; 2 h 10 min of its time is left."
+    with at(2):
+        dq.resume_timeout(order, "remind")
+    assert "its clock runs again, to 2030-01-01 13:10:00.000, by hand" in str(dq.explain_timeout(order, "remind"))
+
+
+def test_the_countdown_of_a_stopped_clock(shown_row: Timeout, order: Order) -> None:
+    with at(9):
+        shown = countdown_of(order, "remind")
+        assert (bool(shown), shown.is_stopped, shown.seconds_left, shown.is_due) == (True, True, 7800, False)
+        assert countdown_of(shown_row).seconds_left == 7800
+        (together,) = pending_countdowns([order], "remind")
+        assert together is not None and together.seconds_left == 7800
+        html = Template("{% load delayq %}{% countdown order 'remind' %}").render(Context({"order": order}))
+    assert 'data-rest="7800000"' in html and "stopped, 2 h 10 min left" in html
+
+
+def test_it_is_shown_that_it_is_paused_and_its_deadline(order: Order, admin_client: Client) -> None:
+    with at(0):
+        dq.schedule_timeout(order, "remind", hours=4)
+    with at(1):
+        dq.hold_timeout(order, "remind", keep_deadline=True)
+        story = dq.explain_timeout(order, "remind")
+        assert "It is paused until it is resumed. Its deadline stays" in story.outlook
+        assert "paused, its deadline stays" in str(story)
+        shown = countdown_of(order, "remind")
+        assert (shown.is_paused, shown.is_stopped, shown.is_due, shown.seconds_left) == (True, False, False, 3 * 3600)
+        page = admin_client.get(reverse("admin:django_delayq_timeout_changelist")).content.decode()
+        assert "paused" in page and "stopped," not in page
+    with at(5):
+        countdown = countdown_of(order, "remind")
+        assert (countdown.is_due, countdown.seconds_left) == (False, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from rest_framework.test import APIRequestFactory, force_authenticate
 
 import django_delayq as dq
 from django_delayq import Working, clock, operations
-from django_delayq.contrib.countdown import countdown_of
 from django_delayq.contrib.rest_framework import TimeoutViewSet
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
@@ -31,7 +29,6 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 Act = Callable[[Any, Any], object]
 ARMED: dict[str, Any] = {"since": "opened_at", "when": ~Q(status="closed"), "hold_when": Q(status="waiting")}
 BY = "test:operator"
-NONE = timedelta(0)
 TIMES: dict[str, Any] = {"real time": 8 * HOUR, "by the team": Working(hours=8, calendar="team__calendar")}
 
 
@@ -142,25 +139,6 @@ def test_what_cannot_be_computed_has_none(declare: Declare) -> None:
         assert dq.get_progress(ticket, policy) is Timeout.objects.get().progress() is None
         with pytest.raises(dq.UnknownPolicy):
             dq.get_progress(ticket, "anwser")
-
-
-@pytest.mark.parametrize(
-    ("happened", "seen_at", "text"),
-    [
-        ([], "Mon 15:50", "2 h 10 min of office time left, 72 % used"),
-        ([("Mon 12:00", HOLD)], "Tue 15:00", "stopped, 6 h of office time left, 25 % used"),
-        ([], "Tue 10:40", "40 min of office time after the deadline, 108 % used"),
-    ],
-)
-def test_it_is_a_phrase(declare: Declare, happened: list[tuple[str, Act]], seen_at: str, text: str) -> None:
-    policy = policy_of(declare)
-    with clock.set_to(at("Mon 10:00")):
-        ticket = opened()
-    for moment, act in happened:
-        with clock.set_to(at(moment)):
-            act(ticket, policy)
-    with clock.set_to(at(seen_at)):
-        assert str(dq.get_progress(ticket, policy)) == str(countdown_of(ticket, policy).progress) == text
 
 
 def fill(count: int) -> None:

@@ -22,6 +22,7 @@ from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import ledger_fits, row_state, row_states
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout, slot_of
+from django_delayq.operations.selection import CONDITIONS
 from django_delayq.scheduling import story
 from tests.support.seen import sql_of
 from tests.support.typed import Declare
@@ -51,6 +52,7 @@ def orders(django_db_setup: None, django_db_blocker: Any) -> Iterator[list[Order
             common = {
                 "policy": label, "content_type_id": kind, "object_id": key, "slot": slot_of(label, kind, key, ""),
                 "created_at": now, "due_at": due_at, "run_at": due_at, "first_due_at": now,
+                "queue": "rare" if order.pk % 100 == 7 else "default", "attempts": order.pk % 80 == 0,
             }  # fmt: skip
             settled = now - timedelta(days=order.pk % 60)
             fired = Timeout(**common, state="fired", cause="due", settled_at=settled, slot_taken=None)
@@ -67,7 +69,17 @@ def long_ago() -> datetime:
     return timezone.now() - timedelta(days=59)
 
 
-LOOK_UPS: dict[str, tuple[Callable[[Order], QuerySet[Any]], str]] = {
+def queued(state: str) -> QuerySet[Any]:
+    """As `delayq_list --queue` reads it."""
+    return Timeout.objects.filter(CONDITIONS["queue"]("rare"), state=state).order_by("run_at", "id")[:51]
+
+
+def failing() -> QuerySet[Any, Any]:
+    rows = Timeout.objects.filter(policy="testapp.order.remind").failing()
+    return rows.order_by("policy", "state", "attempts", "id").values("pk")[:10_001]
+
+
+LOOK_UPS: dict[str, tuple[Callable[[Order], QuerySet[Any, Any]], str]] = {
     "slot": (lambda order: subject_of(order, "remind").pending(), "delayq_one_pending_per_slot"),
     "rounds": (lambda order: subject_of(order, "remind").rounds(), "delayq_one_pending_per_slot"),
     "relation": (lambda order: order.timeouts.all(), "delayq_object"),
@@ -86,6 +98,10 @@ LOOK_UPS: dict[str, tuple[Callable[[Order], QuerySet[Any]], str]] = {
         lambda order: Timeout.objects.filter(settled_at__lt=long_ago()).order_by("settled_at")[:99],
         "delayq_settled",
     ),
+    # Of 1,000,000 rows, those of a rare queue are few, and so are those of a policy that fail.
+    "a rare queue": (lambda order: queued("pending"), "delayq_queue"),
+    "a rare queue, settled": (lambda order: queued("fired"), "delayq_queue"),
+    "failing": (lambda order: failing(), "delayq_failing"),
 }  # fmt: skip
 
 

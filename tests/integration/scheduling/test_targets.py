@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission
-from django.contrib.contenttypes.models import ContentType
-from django.db.models import Exists, OuterRef, QuerySet, prefetch_related_objects
+from django.db.models import Exists, OuterRef, prefetch_related_objects
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
@@ -17,10 +14,9 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.ledger import subjects
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.templatetags.delayq import deadline
 from django_delayq.testing import fire_due
-from tests.support.typed import Declare, Patch
+from tests.support.typed import Patch
 from tests.testapp.models import Customer, Order
 
 pytestmark = [pytest.mark.dialect, pytest.mark.django_db(transaction=True)]
@@ -48,14 +44,6 @@ def test_the_reading_verbs_take_timeouts_and_the_name_of_a_policy(order: Order) 
     assert dq.get_deadline(row) is None
 
 
-def test_a_name_finds_rows_under_the_former_name_of_their_policy(order: Order, declare: Declare) -> None:
-    former = declare(Order, name="former")
-    row = dq.schedule_timeout(order, former, hours=1)
-    registry.remove(former)
-    declare(Order, name="renamed", aliases=["former"])
-    assert list(dq.pending_timeouts(row, "former")) == list(dq.pending_timeouts(row, "renamed")) == [row]
-
-
 def test_the_writing_verbs_take_one_timeout_and_leave_the_others_of_its_object_alone(order: Order) -> None:
     row, other = (dq.schedule_timeout(order, "remind", key=key, hours=1) for key in ("", "other"))
     assert dq.extend_timeouts(row, hours=1) == 1
@@ -71,18 +59,6 @@ def test_the_writing_verbs_take_one_timeout_and_leave_the_others_of_its_object_a
     assert fire_due("remind", obj=due) == 1
     later.refresh_from_db()
     assert (Timeout.objects.get(pk=due.pk).state, later.state) == ("fired", "pending")
-
-
-@pytest.mark.parametrize("verb", [dq.cancel_timeout, dq.get_deadline, dq.extend_timeout, dq.explain_timeout])
-def test_a_timeout_is_refused_beside_a_policy_or_a_key_that_is_not_its_own(order: Order, verb: Any) -> None:
-    row = dq.schedule_timeout(order, "remind", key="first", hours=1)
-    delay = {"minutes": 1} if verb is dq.extend_timeout else {}
-    for wrong in ({"policy": "linger"}, {"policy": dq.get_policy("testapp.order.linger")}, {"key": "second"}):
-        with pytest.raises(ValueError, match="is not a timeout of"):
-            verb(row, **wrong, **delay)
-    policy = dq.get_policy("testapp.order.remind")
-    for named in ({}, {"policy": "remind", "key": "first"}, {"policy": policy}, {"policy": policy.label}):
-        verb(row, **named, **delay)
 
 
 def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_request(order: Order) -> None:
@@ -102,34 +78,6 @@ def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_requ
     prefetch_related_objects([user], "timeouts")
     assert len(user.timeouts.all()) == 2
     assert dq.cancel_timeout(lazy(), "cancel_unpaid") is True
-
-
-@pytest.mark.parametrize("wrong", [None, 5, Order, (Order,), (Order, "remind", 1), ("testapp.Order", "remind")])
-def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
-    with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
-        dq.get_policy(wrong)
-
-
-def test_an_unknown_name_is_explained() -> None:
-    for name in ("chase", "testapp.parcel.chase"):
-        with pytest.raises(dq.UnknownPolicy, match=f"^'{name}' is declared for testapp.Parcel, not for testapp.Order."):
-            dq.schedule_timeout(Order(pk=1), name, hours=1)
-    with pytest.raises(dq.UnknownPolicy, match=r"Did you mean 'testapp.parcel.chase'\?$"):
-        dq.get_policy("testapp.order.chsae")
-    with pytest.raises(dq.UnknownPolicy, match=f"Known: {', '.join(sorted(p.name for p in dq.get_policies(Order)))}"):
-        dq.get_policy((Order, "xyz"))
-
-
-def test_policies_of_what_is_no_model_and_a_policy_that_is_a_function_are_refused() -> None:
-    def remind(order: Any, timeout: Any) -> None: ...
-
-    wrong: Any
-    for wrong in ("testapp.Order", 5, Order()):
-        with pytest.raises(TypeError, match="takes a model class, not "):
-            dq.get_policies(wrong)
-    register: Any = dq.register_policy
-    with pytest.raises(dq.PolicyError, match=r"takes a TimeoutPolicy, not .*remind.*@timeout_policy\(Order, after="):
-        register(remind)
 
 
 # Which objects and rows a queryset names, if its order, a union or a join decides about them.
@@ -187,28 +135,3 @@ def test_a_queryset_of_rows_about_a_queryset_is_read_when_it_is_evaluated(
     assert Customer.objects.filter(Exists(own)).count() == 2, "a subquery may depend on the query around it"
     assert dq.cancel_timeouts(rows) == 2
     assert objects_of(dq.pending_timeouts(Order.objects.all())) == ids(second, fourth)
-
-
-@pytest.fixture
-def joined(monkeypatch: Patch) -> Iterator[QuerySet[Timeout]]:
-    """All timeouts of orders, each of which a join repeats five times; pages of two rows."""
-    monkeypatch.setattr("django_delayq.sql.statements.CHUNK", 2)
-    kind = ContentType.objects.get_for_model(Order)
-    repeats = [Permission.objects.create(content_type=kind, codename=f"repeat{number}") for number in range(5)]
-    yield Timeout.objects.filter(content_type__permission__in=repeats)
-    Permission.objects.filter(pk__in=[each.pk for each in repeats]).delete()
-
-
-@pytest.mark.parametrize("given", ["list", "join", "slice"])
-def test_a_row_that_is_named_often_is_moved_and_counted_once(
-    given: str, order: Order, joined: QuerySet[Timeout]
-) -> None:
-    """Its repetitions may be on two pages. A slice is not read page by page."""
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    for key in "abcd":
-        dq.schedule_timeout(order, "remind", hours=2, key=key)
-    assert dq.extend_timeouts([row] * 3 if given == "list" else joined.filter(key=""), minutes=1) == 1
-    moved = Timeout.objects.get(pk=row.pk)
-    assert (moved.due_at - row.due_at, moved.extensions) == (timedelta(minutes=1), 1)
-    assert joined.count() == 25
-    assert operations.cancel(joined[:25] if given == "slice" else joined, by="ada").changed == 5

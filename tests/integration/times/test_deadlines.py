@@ -220,18 +220,6 @@ def test_a_delay_that_does_not_fit_the_span_is_refused_and_nothing_changes(decla
     assert only_row().due_at == at("Thu 09:00")
 
 
-def test_a_preview_counts_what_would_be_due_at_once(declare: Declare, team: Team) -> None:
-    policy = declare(Ticket, name="answer", after=Working(hours=20, calendar="team__calendar"), **OPEN)
-    opened(team, "Mon 10:00")
-    opened(team, "Mon 15:00")
-    with clock.set_to(at("Tue 10:00")):
-        seen = preview_delay(policy, 4 * HOUR)
-        assert (seen.pending, seen.overdue) == (2, 1)
-        assert str(seen.after) == "4 working hours, team__calendar"
-        assert change_delay(policy, 4 * HOUR, by=BY, mode="recompute").moved == 2
-        assert fire_due() == 1
-
-
 @pytest.mark.parametrize(("is_special", "due"), [(False, "Wed 10:00"), (True, "Tue 14:00")], ids=["hours", "a day"])
 def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
     declare: Declare, team: Team, is_special: bool, due: str
@@ -252,3 +240,15 @@ def test_the_doctor_finds_deadlines_of_a_former_calendar_and_replan_moves_them(
     assert change_delay(policy, None, by=BY, mode="recompute").moved == 3
     assert {row.due_at for row in Timeout.objects.all()} == {at(due)}
     assert [each.level for each in delays("default")] == [20]
+
+
+def test_a_preview_counts_what_would_be_due_at_once(declare: Declare, team: Team) -> None:
+    policy = declare(Ticket, name="answer", after=Working(hours=20, calendar="team__calendar"), **OPEN)
+    opened(team, "Mon 10:00")
+    opened(team, "Mon 15:00")
+    with clock.set_to(at("Tue 10:00")):
+        seen = preview_delay(policy, 4 * HOUR)
+        assert (seen.pending, seen.overdue) == (2, 1)
+        assert str(seen.after) == "4 working hours, team__calendar"
+        assert change_delay(policy, 4 * HOUR, by=BY, mode="recompute").moved == 2
+        assert fire_due() == 1
