@@ -5,6 +5,7 @@ What should have happened is what happens to a second queue on the same clock, w
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,10 +14,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine.engine import Lease
+from django_delayq.engine.engine import Engine, Lease
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
+from tests.engine.lines import LINE, Entry, one_line
 from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
 from tests.support.waiting import wait_until
@@ -114,3 +117,47 @@ def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go
         for command in COMMANDS.values():
             assert command(shaken.through(lucky), leases[1]) == command(calm.queue, leases[0])
     assert shaken.snapshot() == calm.snapshot()
+
+
+@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER, Fault.STALL_AFTER], ids=str)
+def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
+    proxy: FaultProxy, client: redis.Redis, fault: Fault
+) -> None:
+    changes = [Change(name, LINE, id, id) for name in "abcd" for id in range(1, 6)]
+    changes += [Change("b", LINE, 1, None), Change("c", LINE, 2, 99), Change("d", LINE, 3, 1, earlier_only=True)]
+    engine = Engine(client)
+    engine.apply([Change("b", LINE, 9, 9), Change("c", LINE, 2, 3)])
+    with through(proxy, fault) as unlucky:
+        proxy.inject(fault, only=b"EVAL")
+        with pytest.raises(EngineUnavailable):
+            Engine(unlucky).apply(changes)
+        wait_until(lambda: proxy.met == {fault: 1})
+    engine.apply(changes)
+    plain = {id: id for id in range(1, 6)}
+    expected = {"a": plain, "b": {id: id for id in (2, 3, 4, 5, 9)}, "c": plain | {2: 99}, "d": plain | {3: 1}}
+    assert {name: dict(one_line(engine, name).peek()) for name in "abcd"} == expected
+
+
+def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, client: redis.Redis) -> None:
+    virtual = VirtualQueue(client)
+    virtual.queue.ensure([(1, NOW)])
+    for deliveries, fault in enumerate([Fault.RESET_AFTER, Fault.HALF_ANSWERED], start=1):
+        with through(proxy) as unlucky:
+            proxy.inject(fault, only=b"EVAL")
+            with pytest.raises(EngineUnavailable):
+                virtual.through(unlucky).reserve(5, 1000)
+            assert virtual.through(unlucky).reserve(5, 1000).entries == ()
+        virtual.advance(999)
+        assert virtual.queue.reserve(5, 1).entries == ()
+        virtual.advance(1)
+        assert virtual.scores()[1] % 16 == deliveries
+    assert virtual.queue.reserve(5, 1000).entries == (Entry(1, 3),)
+
+
+def test_a_reset_is_no_polite_end(shared_server: RedisProcess) -> None:
+    with FaultProxy(shared_server.socket) as proxy:
+        proxy.inject(Fault.RESET_BEFORE)
+        with socket.create_connection(("127.0.0.1", proxy.port)) as raw:
+            raw.sendall(b"PING\r\n")
+            with pytest.raises(ConnectionResetError):
+                raw.recv(1)
