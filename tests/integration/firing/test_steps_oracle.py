@@ -18,7 +18,7 @@ from tests.support.invoices import Declare
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
-INVOICES_EACH = 20
+INVOICES_EACH = 31
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,12 +14,14 @@ from pytest_django import Settings
 
 from django_delayq import schedule_timeout
 from django_delayq.engine.records import turn_key
+from django_delayq.engine.wakeup import Wakeup
 from django_delayq.firing import plan
 from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.sql.now import database_now
-from django_delayq.worker import sweep
+from django_delayq.worker import Worker, sweep
+from django_delayq.worker.sources.redis import Sources
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
@@ -159,3 +162,25 @@ def test_a_burst_gives_up_while_the_database_is_away(
         call_command("delayq_worker", "--burst", verbosity=0)
     assert ended.value.code == 1
     assert states() == {"pending": 5}
+
+
+def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would use a whole core, and connect again and again, until the database is back."""
+    worker, waits, flushes = Worker(concurrency=1), list[float](), itertools.count()
+
+    def flush(_: Sources) -> None:
+        if next(flushes) == 50:
+            worker.stop()
+        raise OperationalError("the database is away")
+
+    def wait(_: Wakeup, seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 3:
+            worker.stop()
+        return False
+
+    monkeypatch.setattr(Sources, "flush", flush)
+    monkeypatch.setattr(Wakeup, "wait", wait)
+    worker.run()
+    assert len(waits) >= 3, "it ran 50 passes without waiting"
+    assert min(waits) > 0

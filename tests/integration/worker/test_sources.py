@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
@@ -16,6 +16,7 @@ from django_delayq.conf import get_settings
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.planning import plan
+from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker
 from django_delayq.worker.lines import Lines
@@ -174,3 +175,23 @@ def test_giving_back_and_extending_wait_for_nobody_and_are_made_good_later() -> 
         assert Poll().taken() == {other.pk: 1}
     one.flush()
     assert Poll().taken() == {held.pk: 1}, "the claim that was released late is not counted either"
+
+
+@in_the_ledger
+def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many claims are extended in several transactions, and an error in one does not undo those before it."""
+    monkeypatch.setattr(claiming, "CHUNK", 1)
+    rows, one, extended = due_orders("remind", 2), Poll(), []
+    one.taken()
+
+    def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and "claimed_until" in sql.partition("WHERE")[0]:
+            extended.append(sql)
+            if len(extended) > 1:
+                raise OperationalError("deadlock")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
+        one.extend()
+    one.give_back(*rows)
+    assert set(Timeout.objects.values_list("claims", flat=True)) == {0}

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from pytest_django import Settings
 
 from django_delayq import clock
@@ -158,6 +159,23 @@ def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     assert counted == [12, 12]
     [line] = restored(caplog)  # one line, however many sweeps and workers find more of it
     assert (line.levelname, line.name, line.restored) == ("WARNING", "django_delayq.worker", 12)
+
+
+def test_what_was_restored_is_reported_although_the_sweep_of_the_backlog_fails(
+    engine: Engine, overdue: list[Timeout], counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later sweep finds these entries in Redis, and reports nothing."""
+    monkeypatch.setattr(sweep, "PAGE_ROWS", 5)
+    forget(engine, scheduled_earlier(3))
+    pages = count(1)
+
+    def fail_in_the_backlog() -> None:
+        if next(pages) == 2:
+            raise OperationalError("the server is gone")
+
+    with pytest.raises(OperationalError):
+        a_sweep(engine).run_once(everything=True, between=fail_in_the_backlog)
+    assert counted == [3]
 
 
 @pytest.mark.parametrize("lost", [0, sweep.RESTORED_LIMIT])
