@@ -105,14 +105,6 @@ PLAYS: dict[str, list[tuple[str, float, str]]] = {
     "the web processes were deployed first": [
         *(("former", 0, ""), SAVED, ("former", 31, "cancelled"), ("new", 300, ""), ("new", 301, "fired")),
     ],
-    "a former worker that is started again does not claim the policy back": [
-        *BOTH_RUN,
-        *(
-            (who, minute + later, "pending")
-            for minute in range(1, 6)
-            for who, later in (("new", 0), ("restarted", 0.5))
-        ),
-    ],
     "after a return to the former release its condition decides": [
         *(("former", 0, ""), ("new", 1, ""), SAVED, ("former", 2, "pending")),
         ("former", 5, "cancelled"),  # no worker has the new declaration any more
@@ -125,7 +117,7 @@ PLAYS: dict[str, list[tuple[str, float, str]]] = {
 
 @pytest.mark.parametrize("name", PLAYS)
 def test_a_condition_that_is_widened_loses_nothing(name: str) -> None:
-    releases = {each: Release(each, UNPAID) for each in ("former", "restarted")} | {"new": Release("new", BOTH)}
+    releases = {"former": Release("former", UNPAID), "new": Release("new", BOTH)}
     order = Order()
     for who, minute, expected in PLAYS[name]:
         release, _, other = who.partition(" ")

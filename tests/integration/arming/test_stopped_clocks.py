@@ -13,6 +13,7 @@ from django_delayq import operations
 from django_delayq.arming.holding import end_holds_by_hand
 from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
+from django_delayq.rounds.columns import far
 from django_delayq.testing import fire_due
 from tests.support.hours import (
     HOUR,
@@ -27,6 +28,7 @@ from tests.support.hours import (
     update_and_sync,
     update_and_wait,
 )
+from tests.support.seen import heard
 from tests.testapp.models import Order
 
 pytestmark = [
@@ -192,6 +194,21 @@ def test_rounds_with_a_key_follow_the_condition_too(policy: Any, change: Any) ->
         change(order, note="")
         fire_due(policy)
     assert again(keyed).state == "fired"
+
+
+@pytest.mark.parametrize("keep_deadline", [False, True])
+@pytest.mark.parametrize("policy", ["column"], indirect=True)
+def test_a_hold_by_hand_that_ends_while_the_condition_holds_lets_no_clock_run(policy: Any, keep_deadline: bool) -> None:
+    with at(0):
+        order = Order.objects.create(created_at=T0)
+    with at(1):
+        dq.hold_timeout(order, policy, keep_deadline=keep_deadline)
+        save(order, note="talks")
+    with at(2), heard("held", "resumed") as got:
+        dq.resume_timeout(order, policy)
+    row, began = only(policy), 1 + keep_deadline  # the clock of a paused one has run until then
+    assert (seen(row), hours(row.held_at), row.run_at) == (f"held {4 - began}", began, far())
+    assert (row.held_by_hand, [event["what"] for event in row.history][-1], got) == (False, "resumed", [])
 
 
 @pytest.mark.parametrize("many", [False, True])

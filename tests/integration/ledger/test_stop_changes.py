@@ -26,13 +26,6 @@ def stop_changes(cache: StopCache | None = None) -> StopChanges:
     return found
 
 
-def test_without_any_control_it_is_the_clock() -> None:
-    before = database_now("default")
-    found = stop_changes()
-    assert before <= found.now <= database_now("default")
-    assert (found.stopped, found.controls, found.has_expired) == ({}, {}, False)
-
-
 def test_what_is_stopped_and_what_is_not_any_more() -> None:
     now = database_now("default")
     for policy, stop, until, changed in [

@@ -243,10 +243,9 @@ def test_only_the_automatic_round_of_an_object_with_a_deadline_is_closed(unarmed
     assert not Timeout.objects.exists()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("wrong", [ZeroDivisionError(), OperationalError("gone"), "beyond the calendar"], ids=str)
 def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
-    unarmed: Order, declare: Declare, caplog: pytest.LogCaptureFixture, wrong: Any, asynchronous: bool
+    unarmed: Order, declare: Declare, caplog: pytest.LogCaptureFixture, wrong: Any
 ) -> None:
     """It does not match the condition, so that saving it never asks. An error of the database passes."""
 
@@ -256,13 +255,12 @@ def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
         return datetime(9999, 12, 31, tzinfo=UTC)
 
     policy = declare(Order, name="fails", after=HOUR, since=since, when=Q(status="shipped"))
-    cancel = async_to_sync(dq.acancel_timeout) if asynchronous else dq.cancel_timeout
     if isinstance(wrong, OperationalError):
         with pytest.raises(OperationalError):
-            cancel(unarmed, policy)
+            dq.cancel_timeout(unarmed, policy)
         return
     with transaction.atomic():
-        assert cancel(unarmed, policy) is True
+        assert async_to_sync(dq.acancel_timeout)(unarmed, policy) is True
         Order.objects.update(status="paid")
     assert Order.objects.get().status == "paid"
     records: list[Any] = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
