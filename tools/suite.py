@@ -44,9 +44,7 @@ NICENESS = "5"
 MINUTE = 60
 THREADS = "tests/integration/worker"
 PROCESSES = ("tests/e2e", "tests/shop")
-PLANS = tuple(
-    f"tests/integration/{room}/test_query_plans.py" for room in ("admin", "operations", "scheduling", "worker")
-)
+PLANS = tuple(f"tests/integration/{room}/test_query_plans.py" for room in ("admin", "scheduling", "worker"))
 NOT_OF_REPLICAS = (*PLANS, "tests/integration/firing", "tests/integration/matrix")
 """No replica changes a query plan or the type of a key. What a firing reads, the workers in threads read, too."""
 NOT_OF_CONNECTIONS = tuple(f"{THREADS}/test_{name}.py" for name in ("locked_ledger", "query_plans"))

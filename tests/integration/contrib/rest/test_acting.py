@@ -15,8 +15,8 @@ from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import changes
 from django_delayq.sql import statements
-from tests.integration.contrib.rest.conftest import ClientWith, Schedule, act, settle, stored, url
-from tests.integration.contrib.rest.places import LIST, POLICY, POLICY_VERBS, REMIND, VERBS
+from tests.integration.contrib.rest.conftest import ClientWith, Schedule, act, ready_for, settle, stored, url
+from tests.integration.contrib.rest.places import ALL, LIST, POLICY, POLICY_VERBS, REMIND, VERBS
 from tests.support.threads import in_threads
 from tests.support.typed import Patch
 from tests.testapp.models import Order
@@ -30,6 +30,21 @@ def sent(client: Any, address: str, body: Any) -> Any:
 
 def controlled() -> list[Any]:
     return [*PolicyControl.objects.values(), *PolicyChange.objects.values()]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_dry_run_and_each_method_but_post_change_nothing(
+    operator: APIClient, client_with: ClientWith, schedule: Schedule, verb: str
+) -> None:
+    row, without_view = ready_for(verb, schedule()), client_with(*ALL)
+    before = stored()
+    answer = act(operator, row, verb, dry_run=True, **VERBS[verb][1])
+    assert (answer.status_code, answer.data["changed"], answer.data["dry_run"]) == (200, True, True)
+    for method in ("get", "put", "patch", "delete"):
+        assert getattr(operator, method)(url(row, verb)).status_code == 405
+        assert getattr(without_view, method)(url(row, verb)).status_code in (403, 405)
+    assert stored() == before
+    assert operator.post(f"/api/timeouts/999/{verb}/", VERBS[verb][1], format="json").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,17 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.db.models import Q
 from django.utils import timezone
+from rest_framework.permissions import AllowAny
 from rest_framework.test import APIClient
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy
+from django_delayq.contrib.rest_framework import CancelView
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.contrib.rest.conftest import ClientWith, stored
 from tests.integration.contrib.rest.places import REMIND
-from tests.support.typed import Declare
+from tests.support.typed import Declare, Patch
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
 pytestmark = pytest.mark.django_db
@@ -225,3 +227,16 @@ def test_a_model_without_numbers_is_found_by_its_key(service: APIClient, declare
     assert (answer.status_code, answer.data["timeout"]["object"]["id"]) == (200, str(express.pk)), (
         "by its parent's number"
     )
+
+
+def test_a_project_may_admit_requests_without_a_user(settings: Any, order: Order, monkeypatch: Patch) -> None:
+    """They may not search, and have keys of their own."""
+    settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "UNAUTHENTICATED_USER": None}
+    monkeypatch.setattr(CancelView, "permission_classes", [AllowAny])
+    assert ask(APIClient(), "cancel", policy=NUMBERED, search=order.note).status_code == 403
+    headers = {"Idempotency-Key": "k"}
+    body = {"policy": NUMBERED, "object": order.pk}
+    answers = [APIClient().post("/api/cancel/", body, format="json", headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1]["Idempotent-Replayed"] == "true"
+    assert Timeout.objects.get(policy=NUMBERED).reason == "rest:"
