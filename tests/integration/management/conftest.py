@@ -6,6 +6,7 @@ import io
 import os
 import pwd
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,13 +34,14 @@ Do = Callable[..., Said]
 Types = Callable[[str | None], None]
 
 
-def a_worker(**values: Any) -> WorkerSeen:
+def a_worker(*, stuck: timedelta = timedelta(0), **values: Any) -> WorkerSeen:
+    """Create the heartbeat of a worker. No test is so slow that the worker counts as gone."""
     now = timezone.now()
     given: dict[str, Any] = {
         "id": str(WorkerSeen.objects.count()), "host": "shop1", "pid": 7, "concurrency": 4, "uses_redis": True,
-        "version": django_delayq.__version__, "started_at": now, "seen_at": now, "passed_at": now,
+        "version": django_delayq.__version__, "started_at": now, "seen_at": now + timedelta(hours=1), **values,
     }  # fmt: skip
-    return WorkerSeen.objects.create(**{**given, **values})
+    return WorkerSeen.objects.create(**given, passed_at=given["seen_at"] - stuck)
 
 
 def found(name: str, **options: Any) -> list[CheckMessage]:

@@ -62,7 +62,7 @@ def test_workers_that_are_gone_hang_or_serve_other_queues_are_found(declare: Any
     assert worst("workers")[0] == ERROR
     a_worker(seen_at=timezone.now() - timedelta(minutes=5))
     assert worst("workers")[0] == ERROR
-    hanging = a_worker(queues=["mail"], passed_at=timezone.now() - timedelta(minutes=3), stuck_threads=2)
+    hanging = a_worker(queues=["mail"], stuck=timedelta(minutes=3), stuck_threads=2)
     assert worst("workers")[0] == INFO
     says("workers.stuck", ERROR, "shop1:7 has not checked for due timeouts for 3 min")
     told = "shop1:7 has 2 threads whose handlers do not end after the time limit."
