@@ -138,7 +138,7 @@ def test_files_that_were_collected_are_served_without_the_development_server(tmp
 
 
 def test_the_containers_of_kubernetes_run_commands_that_exist_and_have_time_to_write_a_heartbeat(compose: Any) -> None:
-    """What the probe answers: tests/integration/management/test_doctor_here.py."""
+    """What the probe answers: tests/integration/management/test_doctor_servers.py."""
     from django_delayq.monitoring.doctor import STUCK_SECONDS
     from django_delayq.monitoring.snapshot import ALIVE
 
