@@ -130,7 +130,7 @@ def resume(
     shift: bool = True,
     progress: MoveProgress | None = None,
 ) -> PolicyChange | None:
-    """Let `policy` continue; due timeouts fire within two seconds.
+    """Let `policy` continue; workers fire due timeouts within two seconds.
 
     After a hold its pending rows are moved first, page by page; it continues when all are moved. If this process dies
     meanwhile, the next call or, after half a minute, a worker completes the change; no row is moved twice. Inside a

@@ -372,7 +372,7 @@ POLICY_OPERATIONS: Final = _by_name(
         label=_("Resume"),
         button=ngettext_lazy("Resume the policy", "Resume {n} policies"),
         question=_("Resume this policy?"),
-        explanation=_("Due timeouts fire within two seconds."),
+        explanation=_("Workers fire due timeouts within two seconds."),
     ),
     Operation(
         name="delay",
