@@ -132,9 +132,13 @@ class Faults:
         return True
 
     def _a_worker(self, kind: str | None = None) -> Worker | None:
-        """Return one of this kind; None: of any but Celery's, which have faults of their own."""
+        """Return one of this kind; None: of any but Celery's, which have faults of their own.
+
+        Those of Celery take seconds to start: on a busy machine none would live to fire.
+        """
         plain = [worker for worker in self._crew.workers if worker.is_plain and worker.process.poll() is None]
         plain = [worker for worker in plain if worker.kind in ({kind} if kind else {THREADS, SENDER})]
+        plain = [worker for worker in plain if worker.kind != CELERY or worker.listens()]
         return self._random.choice(plain) if plain else None
 
     def _kill_worker(self, kind: str | None = None) -> bool:
