@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT, _address
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 WITH_PSYCOPG2 = (
     "ledger/test_statements.py",

@@ -15,7 +15,6 @@ from tests import settings as test_settings
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(test_settings.DB != "sqlite", reason="the demo brings its own SQLite"),
 ]
 

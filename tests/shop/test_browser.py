@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, chrome
 
 __all__ = ["chrome"]
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PATIENCE_SECONDS = 90
 DEMO = {
     "DJANGO_SETTINGS_MODULE": "config.demo",

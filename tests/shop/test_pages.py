@@ -6,7 +6,7 @@ import pytest
 
 from tests.shop.conftest import Shop, on_sqlite
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), on_sqlite]
+pytestmark = [pytest.mark.slow, on_sqlite]
 PAGES = """
 import re
 from django.test import Client

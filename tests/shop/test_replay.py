@@ -59,7 +59,6 @@ def test_the_oracle_itself_knows_the_edges(name: str, outcome: dict[str, str], t
         assert counts[policy].get(state, 0) - alone.get(policy, {}).get(state, 0) == 1
 
 
-@pytest.mark.timeout(300)
 def test_lived_through_two_real_workers_each_order_has_one_outcome(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(60).write(tmp_path)
     paths = ("--orders", str(orders), "--reviews", str(reviews))

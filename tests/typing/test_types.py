@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_pyright_reports_the_marked_mistakes_and_infers_the_same_types(tmp_path: Path) -> None:
     """It reports an excuse for a line in which it finds no mistake. It needs no plugin."""
     shutil.copy(Path(__file__).with_name("api.py"), tmp_path)

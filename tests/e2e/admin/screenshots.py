@@ -108,7 +108,6 @@ def chinese_font() -> None:
     assert fonts, "Install a Chinese font, such as fonts-noto-cjk: the Chinese page would show boxes."
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("chinese_font")
 def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: pytest.TempPathFactory) -> None:
     timeout, order = shop.ask(f"[{MOVED}, {ORDER}]", STORY)

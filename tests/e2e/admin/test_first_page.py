@@ -18,7 +18,7 @@ pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 TRIAL = "shop.trialmembership.notify_trial_expiry"
 REFRESH = "return Number(document.querySelector('[data-delayq-refresh]').dataset.delayqRefresh)"
 OPENED = """

@@ -18,7 +18,7 @@ pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 LABEL = "shop.order.cancel_unpaid"
 DJANGOS_OWN = (".datetime",)
 """Fields whose labels axe-core does not accept."""

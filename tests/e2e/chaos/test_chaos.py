@@ -35,7 +35,6 @@ def servers_of_its_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("servers_of_its_own")
 def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: pytest.CaptureFixture[str]) -> None:
     seed = random.SystemRandom().randrange(10**9)

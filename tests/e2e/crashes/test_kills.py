@@ -24,7 +24,6 @@ from tools.servers import RedisServer
 __all__ = ["endpoint"]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]

@@ -19,7 +19,6 @@ from tests.testapp.timeouts import declare_collect
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]

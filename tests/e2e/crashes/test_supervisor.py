@@ -18,7 +18,6 @@ from tests.testapp.models import Order
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes"),

@@ -18,7 +18,6 @@ from tests.testapp.models import Effect, Order
 pytestmark = [
     pytest.mark.dialect,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
 ]

@@ -22,7 +22,6 @@ from tests.testapp.models import Order
 pytestmark = [
     pytest.mark.dialect,
     pytest.mark.slow,
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
 ]

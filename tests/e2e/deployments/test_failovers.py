@@ -15,7 +15,6 @@ from tests.engine.topologies import Clustered, clustered, watched
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "sqlite", reason="what Redis does is the same with each database"),
 ]

@@ -15,7 +15,6 @@ from tests.support.waiting import wait_until
 pytestmark = [
     pytest.mark.dialect,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB == "sqlite", reason="slow handlers wait for the write lock of SQLite"),
 ]

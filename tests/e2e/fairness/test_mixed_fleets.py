@@ -18,7 +18,6 @@ from tests.testapp.models import Order
 pytestmark = [
     pytest.mark.dialect,
     pytest.mark.slow,
-    pytest.mark.timeout(120),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB != "postgresql", reason="which policies a worker knows does not depend on the database"),
 ]

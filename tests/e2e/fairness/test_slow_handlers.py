@@ -17,7 +17,6 @@ from tests.testapp.models import Order, Parcel
 pytestmark = [
     pytest.mark.dialect,
     pytest.mark.slow,
-    pytest.mark.timeout(120),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB != "postgresql", reason="which thread is free does not depend on the database"),
 ]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.dialect,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(DB != "postgresql", reason="what Redis holds is the same with each database"),
 ]

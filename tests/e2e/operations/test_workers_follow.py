@@ -24,7 +24,7 @@ from tests.support.processes import StartWorker, end, is_stopped
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Parcel
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 BY = "admin:alice"
 STOPS = () if DB == "sqlite" else (pause, hold)

@@ -29,7 +29,7 @@ from tools.moved_clock import OFFSET
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.dialect, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 TEN = timedelta(minutes=10)
 
 

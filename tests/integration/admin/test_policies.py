@@ -87,7 +87,9 @@ def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, 
         operations.pause(UNPAID, by="admin:ann")
     before = list(PolicyControl.objects.values())
     client = staff("view_policycontrol", OPERATIONS[operation])
-    assert address(operation) in source(client, POLICIES)
+    others = staff("view_policycontrol", *{*OPERATIONS.values()} - {OPERATIONS[operation]})
+    for visitor, is_offered in ((client, True), (others, False)):
+        assert (address(operation) in source(visitor, POLICIES)) is is_offered
     asked = client.get(address(operation), FIELDS).content.decode()  # a link that claims to be confirmed
     assert UNPAID in asked and "csrfmiddlewaretoken" in asked
     assert list(PolicyControl.objects.values()) == before and not LogEntry.objects.exists()
@@ -111,12 +113,17 @@ def test_nobody_sees_the_page_without_its_permission_nor_one_of_nothing(staff: S
 
 @committed
 def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order: Order) -> None:
-    fields, before = {**FIELDS, "amount": "0", "mode": "shift", "confirmed": ""}, stored()
+    fields = {"reason": "a new <provider>", "amount": "0", "unit": "seconds", "mode": "shift"}
+    before = stored()
     text = admin_client.post(address("delay"), fields).content.decode()
-    assert "1 is due and fires now." in text and 'name="confirmed"' in text
-    assert state().after is None and stored() == before
+    assert "Delay in force: 30 min." in text and "New delay: 0 s." in text and "1 is due and fires now." in text
+    assert ">shift: " in text and ">a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
+    assert 'name="confirmed"' in text
+    back = admin_client.post(address("delay"), {**fields, "again": "Choose again"}).content.decode()
+    assert 'name="amount" value="0"' in back and state().after is None and stored() == before
     admin_client.post(address("delay"), {**fields, "confirmed": "yes"})
     assert state().after == timedelta(0) and Timeout.objects.get().due_at != before["due_at"]
+    assert "0 s (declared: 30 min)" in source(admin_client, POLICIES)
 
 
 @committed

@@ -28,7 +28,7 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from django_delayq import TimeoutPolicy
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 MINUTE, AFTER, CATCH_UP = timedelta(minutes=1), timedelta(minutes=30), timedelta(hours=2)
 BEGIN = timezone.now().replace(microsecond=0)
 SHORT = st.sampled_from([1, 5, 20, 29, 31])

@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.dialect,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(300),
     needs_more_connections,
 ]
 PAIRS, ROUNDS = 125, 2

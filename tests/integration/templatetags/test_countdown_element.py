@@ -18,7 +18,7 @@ webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver import Chrome  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 PATIENCE_SECONDS = 60
 FLAGS = (
     *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),

@@ -34,7 +34,7 @@ from tests.testapp.models import Order
 
 ENOUGH = {"postgresql": 200_000, "mysql": 100_000, "sqlite": 50_000}
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", ENOUGH[connection.vendor]))
-pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.dialect, pytest.mark.django_db]
 
 # A quarter is settled, a quarter due in the far future, a fiftieth at one and the same time; the rest is spread
 # over the last hour.

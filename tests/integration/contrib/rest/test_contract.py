@@ -30,7 +30,7 @@ from tests.testapp.models import Order
 schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.checks import CHECKS  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 EXAMPLES = 10
 # Not among them: that sound parameters are accepted. Filters may contradict each other, which no schema can say.
 PROMISES = [
