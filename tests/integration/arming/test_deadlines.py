@@ -126,6 +126,20 @@ def test_infinity_counts_as_never_although_no_driver_can_read_it(declare: Declar
     assert dq.get_deadline(good, policy)
 
 
+def test_the_verbs_ask_for_a_delay_and_take_one(policy: TimeoutPolicy[Any]) -> None:
+    order = new_order(NEVER)
+    for call in (lambda: dq.schedule_timeout(order, policy), lambda: dq.schedule_timeouts([order], policy)):
+        with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
+            call()
+    row = dq.schedule_timeout(order, policy, seconds=0)
+    row.refresh_from_db()
+    assert row.since_at is None, "pages could not show 31 December 9999 in a zone east of Greenwich"
+    order.save()
+    assert sync_policy(policy, "default") == Synced()
+    assert testing.fire_due(policy) == 1
+    assert dq.cancel_timeout(order, policy) is False
+
+
 # How old a deadline may be that is armed by the sync, and by the handler of the policy.
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -90,6 +92,31 @@ def test_a_check_names_a_database_kept_in_a_local_time_that_repeats_an_hour(zone
         found = [each.msg for each in run_checks(tags=["django_delayq"]) if each.id == "django_delayq.W006"]
     expected = is_named and connection.vendor != "postgresql"  # its timestamps do not depend on a zone
     assert [zone in message and "'default'" in message for message in found] == [True] * expected
+
+
+@pytest.fixture
+def naive_order(settings: Any) -> Iterator[Order]:
+    """An order in a project without time zones."""
+    order = Order.objects.create()
+    connection.close()
+    settings.USE_TZ = False
+    yield order
+    settings.USE_TZ = True
+    connection.close()
+
+
+def test_without_time_zones_everything_is_local_whatever_zone_a_request_has_activated(naive_order: Order) -> None:
+    with timezone.override("Asia/Tokyo"):
+        row = dq.schedule_timeout(naive_order, "remind", minutes=5)
+        assert abs(clock.to_ms(row.due_at) / 1000 - time.time() - 300) < 60
+        assert abs(database_now("default") - clock.now()) < timedelta(minutes=1)
+        with dq.before_deadline(naive_order, "remind", strict=True) as cancelled:
+            assert cancelled == row
+    dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
+    due = Timeout.objects.filter(run_at__lte=database_now("default") + timedelta(seconds=5), state="pending")
+    assert set(due.values_list("key", flat=True)) == {"now"}
+    with pytest.raises(dq.InvalidDelay, match="aware"):
+        dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))
 
 
 # Daylight saving: `after` is elapsed time, and a deadline does not depend on a zone.
