@@ -167,7 +167,7 @@ def test_an_action_is_confirmed_and_the_pages_have_their_buttons_and_colours(
     pending, dead = stock.pending.pop()[1], stock.dead[0][1]
     with served_as(admin.shop, tmp_path, DELAYQ_TEST_THEME=theme) as url:
         monkeypatch.setattr(admin.shop, "url", url)
-        admin.open(LIST)
+        admin.open(f"{LIST}?state__exact=pending")
         row = admin.browser.find_element(By.CSS_SELECTOR, f"input[name=_selected_action][value='{pending}']")
         admin.browser.execute_script("arguments[0].click()", row)  # a bar of the theme may cover it
         admin.browser.execute_script("document.querySelector('select[name=action]').value = 'cancel_timeouts'")
