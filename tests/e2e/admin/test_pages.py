@@ -176,6 +176,7 @@ def test_an_action_is_confirmed_and_the_pages_have_their_buttons_and_colours(
         admin.type("reason", "in another theme")
         admin.press("Cancel the timeout")
         admin.wait_for("1 timeout was cancelled.")
+        admin.open(f"{LIST}?state__exact=cancelled")
         assert admin.browser.execute_script(STYLE, ".delayq-cancelled", EDGE) == "rgb(128, 128, 128)"
         admin.open(f"{LIST}{dead}/change/")
         for name in ("Cancel the timeout", "Retry the timeout", "Fire the timeout again"):
