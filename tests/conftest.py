@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.fixtures", "tests.support.left_out"]
 
+PATIENCE_SECONDS = 5
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -53,6 +54,18 @@ def prefix() -> str:
 def own_prefix(prefix: str, settings: Settings) -> None:
     """`DELAYQ["PREFIX"]` is this test's own, whether it asks for it or not."""
     settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefix}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def redis_has_time_to_answer() -> Iterator[None]:
+    """Let this process wait longer than a web request may. Processes that tests start have the limit of the library."""
+    from django_delayq.redis_clients import breaker, clients
+
+    patience = clients.Timeouts(PATIENCE_SECONDS, is_limit=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(breaker, "LIMIT_SECONDS", PATIENCE_SECONDS)
+        patch.setattr(clients, "PRODUCER", patience)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -103,7 +103,7 @@ def test_a_cache_alias_leads_to_the_caches_server(
 ) -> None:
     configure("shared", {**CACHES[name], "LOCATION": redis_url})
     client: Any = producers().client
-    assert client.connection_pool.connection_kwargs["socket_timeout"] == 0.25
+    assert client.connection_pool.connection_kwargs["socket_timeout"] == module.LIMIT_SECONDS
     assert is_on(producers(), redis_client)
 
 
