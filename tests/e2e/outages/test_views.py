@@ -1,7 +1,8 @@
 """Redis is away, and a shop's pages do not wait for it: each way of being away, and each way of scheduling.
 
 What is held is how often Redis is asked, not how long anything took: a machine may be slow, but it does not ask by
-itself. That one asking ends after a quarter of a second is the business of `test_breaker`.
+itself. That one asking ends after a quarter of a second is the business of
+`tests/integration/worker/test_redis_clients.py`.
 """
 
 from __future__ import annotations
