@@ -85,6 +85,14 @@ def test_a_newer_round_is_seen_under_every_label_of_its_policy(declare: Any) -> 
     assert marking.is_superseded(former, "default")
 
 
+def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
+    firing, pending = due(state=State.FIRING, slot_taken=None), due()
+    before, until = stored(pending), timezone.now() + timedelta(hours=1)
+    marking.extend([firing.pk, pending.pk], until, "default")
+    assert stored(pending) == before
+    assert stored(firing)["run_at"] == until
+
+
 def test_a_value_that_the_database_refuses_raises_an_error() -> None:
     """MySQL and MariaDB would insert an empty string, or the beginning of a long one, if errors were ignored."""
     row = due()

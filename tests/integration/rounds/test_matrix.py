@@ -14,7 +14,6 @@ import pytest
 
 from django_delayq import clock
 from django_delayq.models import Timeout
-from django_delayq.policy.policies import registry
 from django_delayq.rounds.columns import DEFAULTS, GROUPS
 from tests.integration.rounds.stage import COLUMNS, NEXT, NOW, PENDING, STARTS, Declare, set_stage, values_of
 from tests.integration.rounds.table import Verdicts, blocks, lines, merged, verdicts
@@ -43,7 +42,6 @@ def play(way: Way, name: str, declare: Declare, settings: Any) -> Verdicts:
         stage = set_stage(declare, settings, way.options, way.start, name)
         way.act(stage)
         row = stage.newest() if way.is_new or way.start == "nothing" else Timeout.objects.get(pk=stage.row.pk)
-    registry.remove(stage.policy)  # which saves of the objects of other ways would arm, too
     assert not way.is_new or row.pk != stage.row.pk
     return verdicts(stage.before, values_of(row))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -267,19 +267,13 @@ CLOCKS: dict[str, list[Act]] = {
     "its policy was held": [stopped(operations.hold)],
     "its policy was paused": [stopped(operations.pause)],
 }
-RESUMES = [function("resume_timeout"), operation("resume_timeout")]
-
-
-def in_turn(event: str, acts: list[Act], start: str) -> Iterator[Way]:
-    """Yield the ways of `acts`, of which one meets a policy with steps, and one a policy without."""
-    for act, options in zip(cycle(acts), (AUTO, PLANNED), strict=False):
-        yield Way(event, act, options, start)
+RESUMES = (function("resume_timeout"), operation("resume_timeout"))
 
 
 def moves() -> Iterator[Way]:
     for start in WAITING:
-        for event, acts in MOVES.items():
-            yield from in_turn(event, acts, start)
+        for options, (event, acts) in product((AUTO, PLANNED), MOVES.items()):
+            yield from (Way(event, act, options, start) for act in acts)
         yield Way("computed again", both(lambda s: s.set(grace=360 * MINUTE), operation("replan")), DATA, start)
     yield Way("fire now", operation("fire_now"), AUTO, "not requested")
     yield Way("fire now", operation("fire_now"), BARE, "not requested")
@@ -288,18 +282,17 @@ def moves() -> Iterator[Way]:
 
 
 def clocks() -> Iterator[Way]:
-    for start, (event, acts) in product(WAITING, CLOCKS.items()):
-        yield from in_turn(event, acts, start)
-    for start in ("held", "paused"):
-        yield from in_turn("resumed by hand", RESUMES, start)
+    for start, options, (event, acts) in product(WAITING, (AUTO, PLANNED), CLOCKS.items()):
+        yield from (Way(event, act, options, start) for act in acts)
+    for start, options, act in product(("held", "paused"), (AUTO, PLANNED), RESUMES):
+        yield Way("resumed by hand", act, options, start)
     yield Way("its hold reaches its end", lambda s: end_holds_by_hand("default"), AUTO, "held until now")
 
 
 def firing() -> Iterator[Way]:
     for options in (BARE, AUTO, OUTSIDE, {**AUTO, "batch": 20}, {**AUTO, "together": 20}):
-        yield Way("fires", fire, options, "due")
-    for options in (AUTO, OUTSIDE):
-        yield Way("fires", fire, options, "due, alone")
+        for start in ("due", "due, alone"):
+            yield Way("fires", fire, options, start)
     yield Way("fires with a reason", fire, {**AUTO, **returning(Fired("given"))}, "due")
     yield Way("fires with a reason", fire, {**OUTSIDE, **returning(Fired("given"))}, "due")
     yield Way("fires after its process has died", fire, AUTO, "due, its process has died")
@@ -323,12 +316,13 @@ def firing() -> Iterator[Way]:
 def outcomes() -> Iterator[Way]:
     """Yield what handlers decide. Where it ends a row that was `firing`, its `run_at` is when it ended."""
     found = {"skipped by its handler": Skip("given"), "given up": GiveUp("given")}
-    for start, mode in (("due", raising), ("due, alone", returning)):
-        for event, outcome in found.items():
-            yield Way(event, fire, {**AUTO, **mode(outcome)}, start)
-            yield Way(event + AFTERWARDS, fire, {**OUTSIDE, **mode(outcome)}, start)
-        for options in (AUTO, OUTSIDE):
-            yield Way("snoozes", fire, {**options, **mode(Snooze(hours=1))}, start)
+    for start in ("due", "due, alone"):
+        for mode in (raising, returning):
+            for event, outcome in found.items():
+                yield Way(event, fire, {**AUTO, **mode(outcome)}, start)
+                yield Way(event + AFTERWARDS, fire, {**OUTSIDE, **mode(outcome)}, start)
+            for options in (AUTO, OUTSIDE):
+                yield Way("snoozes", fire, {**options, **mode(Snooze(hours=1))}, start)
         for options in (AUTO, {**AUTO, "batch": 20}, OUTSIDE):
             yield Way("fails, and is retried", fire, {**options, **failing()}, start)
         yield Way("fails for the last time", fire, {**AUTO, **NO_RETRY, **failing()}, start)
@@ -343,11 +337,12 @@ def outcomes() -> Iterator[Way]:
 
 def steps() -> Iterator[Way]:
     for options in (PLANNED, PLANNED_OUTSIDE):
-        for start, mode in (("step due", raising), ("step due, alone", returning)):
+        for start in ("step due", "step due, alone"):
             yield Way("a step ends", fire, options, start)
-            yield Way("a step ends", fire, {**options, **mode(Skip("given"))}, start)
-            yield Way("a step ends", fire, {**options, **mode(GiveUp("given"))}, start)
-            yield Way("a step snoozes", fire, {**options, **mode(Snooze(minutes=1))}, start)
+            for mode in (raising, returning):
+                yield Way("a step ends", fire, {**options, **mode(Skip("given"))}, start)
+                yield Way("a step ends", fire, {**options, **mode(GiveUp("given"))}, start)
+                yield Way("a step snoozes", fire, {**options, **mode(Snooze(minutes=1))}, start)
             yield Way("a step ends", fire, {**options, **NO_RETRY, **failing()}, start)
             retry = {"retry": Retry([60] * 20), **failing()}
             yield Way("a step fails, and is retried", fire, {**options, **retry}, start)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -132,6 +132,18 @@ def test_what_a_call_leaves_pending_is_in_redis_after_the_commit_and_nothing_els
     act(order)
     assert in_redis() == in_ledger()
     assert len(in_ledger()) == count
+
+
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_what_is_armed_for_two_policies_is_in_redis_after_the_commit(how: str, declare: Callable[..., Any]) -> None:
+    declare(Order, name="second", after=5 * MINUTE, since="created_at", when=Q(status="unpaid"))
+    if how == "save":
+        Order.objects.create(status="unpaid", created_at=timezone.now())
+    else:
+        Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+        assert dq.sync_timeouts(Order.objects.all()) == 2
+    assert in_redis() == in_ledger()
+    assert len(in_ledger()) == 2
 
 
 def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone_and_is_cancelled_without_a_call_of_redis(
