@@ -19,7 +19,7 @@ from django_delayq.firing.handler import CHECKPOINTS, set_checkpoint_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
-from tests.integration.firing.conftest import due, fire, state, work_of
+from tests.integration.firing.conftest import due, fire, make_due, state, work_of
 from tests.integration.firing.handlers import Declare, Log, Patch, once_at, raising
 from tests.integration.firing.rows import FIRED, PENDING, UNTRIED, hearing, logged, tried
 from tests.testapp.models import Effect, Order
@@ -73,6 +73,18 @@ def test_a_process_killed_while_it_fires_leaves_one_effect(order: Order, step: s
     assert Effect.objects.count() == 1
     order.refresh_from_db()
     assert (order.note == "reminded") if policy == "remind_many" else (order.status == "cancelled")
+
+
+@pytest.mark.parametrize("step", ["undone", "recorded"])
+def test_a_process_killed_around_the_recording_of_a_failure_loses_at_most_the_record(order: Order, step: str) -> None:
+    row = due(order, "kill_worker")
+    killed_at(step, row)
+    assert state(row) == PENDING
+    assert row.attempts == (1 if step == "recorded" else 0)
+    for _ in range(5):
+        make_due(row)
+        fire(row, deliveries=2)
+    assert tried(row) == (("dead", "retries"), 3)
 
 
 @pytest.mark.parametrize("step", OUTSIDE)
