@@ -148,6 +148,10 @@ class RedisServer(Server):
     name = "Redis"
     ready_line = "eady to accept connections"
 
+    def __init__(self, directory: Path, binary: Path | None = None) -> None:
+        super().__init__(directory)
+        self.binary = binary or find_redis_server()
+
     @classmethod
     def missing(cls) -> str | None:
         if find_redis_server():
@@ -159,10 +163,9 @@ class RedisServer(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def command(self) -> list[str | Path]:
-        binary = find_redis_server()
-        assert binary is not None
+        assert self.binary is not None, self.missing()
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        return [binary, *options, "--dir", self.home]
+        return [self.binary, *options, "--dir", self.home]
 
 
 class PostgresServer(Server):

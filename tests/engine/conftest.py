@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from collections.abc import Iterator
 
 import pytest
 import redis
 
 from django_delayq.engine.scripts import Client
 from tests.engine.deployments import Deployment, deployed, deployments
-from tests.engine.redis_process import NoRedisServer, RedisProcess
+from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import VirtualQueue
+from tools.servers import RedisServer
 
-T = TypeVar("T")
 
-
-@contextmanager
-def _or_skipped(make: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
-    """Run what `make` returns; skip the test without a server program, and fail it with `CI=true`."""
-    try:
-        with make() as made:
-            yield made
-    except NoRedisServer as missing:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(missing))
+@pytest.fixture(scope="session", autouse=True)
+def _server_program() -> None:
+    """Skip the tests without a server program, and fail them with `CI=true`."""
+    if missing := RedisServer.missing():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
 
 
 @pytest.fixture
@@ -38,14 +30,14 @@ def own_prefix() -> None:
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[RedisProcess]:
     """Yield a server for all tests that do not stop or reconfigure it."""
-    with _or_skipped(RedisProcess) as server:
+    with RedisProcess() as server:
         yield server
 
 
 @pytest.fixture
 def own_server() -> Iterator[RedisProcess]:
     """Yield a server for a test that kills, stalls or reconfigures it."""
-    with _or_skipped(RedisProcess) as server:
+    with RedisProcess() as server:
         yield server
 
 
@@ -66,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """One of the ways in which Redis is run, and reached."""
-    with _or_skipped(lambda: deployed(request.param)) as found:
+    with deployed(request.param) as found:
         yield found
 
 

@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from django_delayq.engine.scripts import Client
-from tests.engine.redis_process import RedisProcess, binaries, name_of
+from tests.engine.redis_process import RedisProcess
 from tests.engine.topologies import clustered, watched
+from tools.redis_binary import find_redis_servers
 
 ALWAYS = ("single", "sentinels", "cluster")
 SECONDS = 20.0
@@ -37,12 +41,12 @@ def deployments() -> list[str]:
     """Return the names of all deployments that this machine can run."""
     if named := os.environ.get("DELAYQ_TEST_DEPLOYMENTS"):
         return [name.strip() for name in named.split(",")]
-    return [*ALWAYS, *(name_of(binary) for binary in binaries()[1:])]
+    return [*ALWAYS, *map(_name_of, find_redis_servers()[1:])]
 
 
 @contextlib.contextmanager
 def deployed(name: str) -> Iterator[Deployment]:
-    """Start it. Raises NoRedisServer without a server program."""
+    """Start it."""
     if name == "sentinels":
         with watched() as servers:
             yield Deployment(name, lambda: client_of(servers.url))
@@ -50,7 +54,7 @@ def deployed(name: str) -> Iterator[Deployment]:
         with clustered() as nodes:
             yield Deployment(name, lambda: client_of(nodes.url))
     else:
-        binary = next((binary for binary in binaries() if name_of(binary) == name), None)
+        binary = next((binary for binary in find_redis_servers() if _name_of(binary) == name), None)
         with RedisProcess(binary) as server:
             yield Deployment(name, server.client)
 
@@ -60,3 +64,11 @@ def client_of(url: str) -> Client:
     from django_delayq.redis_clients.clients import Timeouts, make_client  # reads Django's settings
 
     return make_client(url, Timeouts(SECONDS))
+
+
+@cache
+def _name_of(binary: Path) -> str:
+    """Return the program and its version, as in `Redis 6.2.14`."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    kind, _, rest = said.partition(" server v=")
+    return f"{kind} {rest.split()[0]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import redis
@@ -15,8 +16,9 @@ from redis.retry import Retry
 from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.lines import OneLine, one_line
-from tests.engine.redis_process import RedisProcess, binaries
+from tests.engine.redis_process import RedisProcess
 from tests.engine.topologies import clustered
+from tools.redis_binary import find_redis_servers
 from tools.servers import free_port
 
 pytestmark = pytest.mark.slow
@@ -40,8 +42,8 @@ def drain_at_full_memory(client: redis.Redis, queue: OneLine) -> None:
     assert queue.acknowledge(drained.lease) == 51
 
 
-@pytest.mark.parametrize("binary", binaries())
-def test_out_of_memory_stops_adding_and_a_replica_is_unavailable_until_it_is_a_master(binary: str) -> None:
+@pytest.mark.parametrize("binary", find_redis_servers(), ids=str)
+def test_out_of_memory_stops_adding_and_a_replica_is_unavailable_until_it_is_a_master(binary: Path) -> None:
     with RedisProcess(binary, extra=["--maxmemory-policy", "noeviction"]) as server, server.client() as client:
         queue = one_line(Engine(client))
         drain_at_full_memory(client, queue)

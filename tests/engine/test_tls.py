@@ -14,8 +14,9 @@ from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.certificates import Authority, Certificate, find_openssl
 from tests.engine.lines import one_line
-from tests.engine.redis_process import RedisProcess, binaries
+from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
+from tools.redis_binary import find_redis_servers
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +24,13 @@ pytestmark = pytest.mark.slow
 class TlsServer(RedisProcess):
     """Speaks TLS alone on its port, and on its unix socket what all speak."""
 
-    def command(self) -> list[str]:
+    def command(self) -> list[str | Path]:
         return [*super().command(), "--port", "0", "--tls-port", str(self.port)]
 
 
-def binary_with_tls() -> str:
+def binary_with_tls() -> Path:
     """Return a server program that was built with TLS; skip the test without one, and without openssl."""
-    for path in binaries() if find_openssl() else ():
+    for path in find_redis_servers() if find_openssl() else ():
         with RedisProcess(path) as server, server.client() as client, contextlib.suppress(redis.RedisError):
             if client.config_get("tls-port"):
                 return path

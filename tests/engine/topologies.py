@@ -41,7 +41,7 @@ class Watched:
     """A service of some servers, and the sentinels that watch it."""
 
     servers: list[RedisProcess]
-    sentinels: list[RedisProcess]
+    sentinels: Sequence[RedisProcess]
 
     @property
     def url(self) -> str:
@@ -84,16 +84,18 @@ class Watched:
 class SentinelProcess(RedisProcess):
     """A sentinel, which is a server of another kind."""
 
+    ready_line = "Sentinel ID is"
+
     def __init__(self, master: RedisProcess, quorum: int, lines: Sequence[str] = ()) -> None:
-        super().__init__(master.binary)
+        super().__init__(master.binary, free_port())
         rules = [f"monitor {SERVICE} 127.0.0.1 {master.port} {quorum}", f"down-after-milliseconds {SERVICE} 2000"]
         rules += [f"failover-timeout {SERVICE} 5000", *lines]
-        head = [f"port {self.port}", "bind 127.0.0.1", f"unixsocket {self.socket}", f"dir {self.folder}"]
-        self.config = Path(self.folder, "sentinel.conf")
+        head = [f"port {self.port}", "bind 127.0.0.1", f"unixsocket {self.socket}", f"dir {self.home}"]
+        self.config = self.home / "sentinel.conf"
         self.config.write_text("\n".join([*head, *(f"sentinel {rule}" for rule in rules)]))
 
-    def command(self) -> list[str]:
-        return [self.binary, str(self.config), "--sentinel"]
+    def command(self) -> list[str | Path]:
+        return [super().command()[0], self.config, "--sentinel"]
 
 
 @contextlib.contextmanager

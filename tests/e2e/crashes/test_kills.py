@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from django.db import connection
-from django.utils import timezone
 
 from django_delayq import Retry
 from django_delayq.contrib.webhooks.models import Delivery
-from django_delayq.models import Timeout
 from tests.integration.contrib.webhooks.conftest import SECRET, EndpointServer, endpoint
 from tests.support.processes import SHORT, StartWorker, due_now, effects, end, is_stopped, settled, states
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
-from tools.servers import RedisServer
 
 __all__ = ["endpoint"]
 pytestmark = [
@@ -126,42 +121,3 @@ def test_a_worker_that_slept_past_its_lease_fires_nothing_twice(start_worker: St
     for worker in (sleeper, other):
         end(worker)
     assert effects("remind") == {row.pk: 1, bystander.pk: 1}
-
-
-def test_what_redis_lost_is_back_within_a_sweep(start_worker: StartWorker, redis_client: Any, prefix: str) -> None:
-    worker = start_worker(seconds={**SHORT, "SWEEP_INTERVAL": 2.0})
-    first = due_now("remind", 5)
-    wait_until(settled(5), "it is at work")
-    later = due_now("remind", 5)
-    soon = timezone.now() + timedelta(seconds=3)
-    Timeout.objects.filter(pk__in=[row.pk for row in later]).update(run_at=soon, due_at=soon)
-    wait_until(lambda: _entries(redis_client, prefix) >= 5, "the sweep has pushed them to Redis")
-    redis_client.delete(*redis_client.scan_iter(match=f"{prefix}*"))
-    wait_until(settled(10), "they have fired all the same")
-    end(worker)
-    assert effects("remind") == {row.pk: 1 for row in [*first, *later]}
-
-
-def _entries(client: Any, prefix: str) -> int:
-    return sum(client.zcard(key) for key in client.scan_iter(match=f"{prefix}*", _type="zset"))
-
-
-def test_while_redis_is_down_the_ledger_is_polled_and_then_redis_serves_again(
-    start_worker: StartWorker, tmp_path: Any, prefix: str
-) -> None:
-    with RedisServer(tmp_path / "redis") as server:
-        worker = start_worker(REDIS_URL=server.url)
-        due_now("remind", 2)
-        wait_until(settled(2), "it fires with Redis")
-        server.kill()
-        due_now("remind", 2)
-        wait_until(settled(4), "it fires without Redis")
-        server.start()
-        client = redis.Redis.from_url(server.url)
-        wait_until(lambda: any(client.scan_iter(match=f"{prefix}*")), "it has come back to Redis")
-        rows = due_now("remind", 2)
-        wait_until(settled(6), "it fires with Redis again")
-        end(worker)
-        client.close()
-    assert set(effects("remind").values()) == {1}
-    assert {row.pk for row in rows} <= set(effects("remind"))

@@ -49,10 +49,9 @@ def loading() -> Iterator[Wire]:
             client.mset({f"key-{number}": "x" * 1000 for number in range(5000)})
             client.save()
         server.kill()
-        words = [server.binary, "--port", str(server.port), "--bind", "127.0.0.1", "--dir", str(server.folder)]
         slowly = ["--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024"]
-        with (server.folder / "log").open("ab") as log:
-            process = processes.start([*words, *slowly], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        with server.log.open("ab") as log:
+            process = processes.start([*server.command(), *slowly], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             with server.client(tcp=True) as client, Wire(server.port) as wire:
                 wait_until(lambda: _is_loading(client))
@@ -94,7 +93,7 @@ def cannot_save() -> Iterator[Wire]:
         with server.client() as client:
             client.config_set("save", "3600 1")
             client.set("key", "value")
-            shutil.rmtree(server.folder)
+            shutil.rmtree(server.home)
             client.bgsave()
             wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
         yield wire

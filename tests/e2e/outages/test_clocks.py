@@ -89,7 +89,7 @@ def shifted_redis(shifted: ShiftedClock, settings: Settings, monkeypatch: pytest
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(seconds=1)}
     yield server
     forget_engine()
-    server.close()
+    server.stop()
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def test_what_redis_lost_or_was_never_told_of_fires_within_a_sweep_and_what_is_d
     wait_until(settled(19), "all have fired")
     assert_within(SWEEP, None, next_rows)
     assert_within(1, None, later_rows)
+    assert set(effects("remind").values()) == {1}
 
 
 @pytest.mark.parametrize("make_it", [RedisProcess.kill, RedisProcess.pause], ids=["down", "silent"])
@@ -100,6 +101,7 @@ def test_while_redis_does_not_answer_due_timeouts_fire_within_two_seconds(
         rows = soon(5, 3.0)
         wait_until(settled(6), "they have fired without an answer of Redis")
         assert_within(2, None, rows)
+    assert set(effects("remind").values()) == {1}
 
 
 def test_with_a_silently_dead_subscription_a_timeout_is_at_most_a_second_late(
