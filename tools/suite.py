@@ -276,7 +276,7 @@ def _on_server(name: str, words: str, module: str, marks: str, *, alone: bool = 
 
 def _connections(marks: str) -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
-    processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
+    processes = ["tests/e2e/crashes", "tests/e2e/punctuality/test_bounds.py", "-k", "slept or lost or answer"]
     in_threads = _in_threads(marks, NOT_OF_CONNECTIONS)
     return Stage(
         "connections",
