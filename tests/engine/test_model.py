@@ -22,6 +22,6 @@ PROFILES = {
 }
 
 
-@pytest.mark.timeout(0 if PROFILE == "nightly" else 600)
+@pytest.mark.timeout(0 if PROFILE == "nightly" else None)
 def test_any_sequence_of_commands_does_what_the_model_does(client: redis.Redis) -> None:
     run_state_machine_as_test(machine(client), settings=PROFILES[PROFILE])

@@ -50,7 +50,7 @@ class Engine:
         return {
             "DJANGO_SETTINGS_MODULE": "tests.e2e.executors.settings",
             "DELAYQ_TEST_EXECUTOR": self.executor,
-            "DELAYQ_TEST_BROKER": f"redis://127.0.0.1:{self.broker.port}/0",
+            "DELAYQ_TEST_BROKER": self.broker.url,
         }
 
     def waiting(self) -> int:

@@ -85,8 +85,7 @@ def shifted_redis(shifted: ShiftedClock, settings: Settings, monkeypatch: pytest
             patch.setenv(name, value)
         server = RedisProcess()
         server.start()
-    url = f"redis://127.0.0.1:{server.port}/0"
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(seconds=1)}
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": server.url, "SWEEP_INTERVAL": timedelta(seconds=1)}
     yield server
     forget_engine()
     server.stop()

@@ -101,7 +101,7 @@ def test_what_cannot_be_examined_is_an_error_and_the_rest_is_examined(monkeypatc
 
 def test_a_redis_that_throws_out_keys_or_never_saves_is_named(settings: Settings) -> None:
     with RedisProcess() as server, server.client() as client:
-        use(settings, f"redis://127.0.0.1:{server.port}/0")
+        use(settings, server.url)
         assert worst("redis.eviction")[0] == INFO
         client.config_set("maxmemory-policy", "allkeys-lru")
         says("redis.eviction", ERROR, "noeviction")

@@ -58,7 +58,6 @@ def engine(with_redis: redis.Redis) -> Iterator[Engine]:
 def own_redis(settings: Settings) -> Iterator[RedisProcess]:
     """A Redis that the test may stop, with a sweep that is not waited for long."""
     with RedisProcess() as server:
-        url = f"redis://127.0.0.1:{server.port}/0"
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": server.url, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
         yield server
         forget_engine()
